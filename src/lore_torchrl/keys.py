@@ -1,0 +1,36 @@
+"""The names of every tensordict entry that this package reads or writes.
+
+Advice at the root of a tensordict concerns the observation at that root; advice
+under ``"next"`` concerns the next observation. ``*B`` is the batch size, ``A`` the
+number of actions.
+
+| name | shape | dtype | meaning |
+| --- | --- | --- | --- |
+| :data:`PRIOR_LOGITS` | ``[*B, A]`` | float32 | advice as raw logits, zeros where there is none |
+| :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the adviser's own confidence, 0 to 1 |
+| :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
+| :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
+| :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
+| :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
+| :data:`SOURCE` | ``[*B, 1]`` | int64 | who picked the action, see the ``SOURCE_*`` constants |
+| :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
+| :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
+"""
+
+from __future__ import annotations
+
+PRIOR_LOGITS = "llm_prior_logits"
+CONFIDENCE = "llm_confidence"
+MASK = "llm_mask"
+ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
+
+UNCERTAINTY = "lore_uncertainty"
+BETA = "lore_beta"
+KL = "lore_kl"
+SOURCE = "lore_source"
+MIX_LOGITS = "lore_logits"
+GATE = "lore_gate"
+
+SOURCE_POLICY = 0
+SOURCE_ADVICE = 1
+SOURCE_RANDOM = 2
