@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.service import AdviceCache
+
+
+def test_counts_hits_and_misses():
+    cache = AdviceCache()
+    assert cache.get("a") is None
+    cache.put("a", Advice(logits=(1.0, 2.0)))
+    assert cache.get("a") == Advice(logits=(1.0, 2.0))
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def test_drops_the_least_recently_used():
+    cache = AdviceCache(max_entries=2)
+    cache.put("a", Advice(logits=(1.0,)))
+    cache.put("b", Advice(logits=(2.0,)))
+    cache.get("a")
+    cache.put("c", Advice(logits=(3.0,)))
+    assert "a" in cache and "b" not in cache and "c" in cache
+    assert len(cache) == 2
+
+
+def test_peek_leaves_counters_and_order_alone():
+    cache = AdviceCache(max_entries=2)
+    cache.put("a", Advice(logits=(1.0,)))
+    cache.put("b", Advice(logits=(2.0,)))
+    assert cache.peek("a") is not None and cache.peek("x") is None
+    cache.put("c", Advice(logits=(3.0,)))
+    assert "a" not in cache
+    assert (cache.hits, cache.misses) == (0, 0)
+
+
+def test_state_survives_json_with_its_order():
+    cache = AdviceCache(max_entries=2)
+    cache.put("a", Advice(logits=(1.0, 2.0), confidence=0.25))
+    cache.put("b", Advice(logits=(0.0, 1.0)))
+    cache.get("a")
+    restored = AdviceCache(max_entries=2)
+    restored.load_state_dict(json.loads(json.dumps(cache.state_dict())))
+    assert restored.peek("a") == Advice(logits=(1.0, 2.0), confidence=0.25)
+    assert (restored.hits, restored.misses) == (1, 0)
+    restored.put("c", Advice(logits=(1.0, 1.0)))
+    assert "a" in restored and "b" not in restored
+
+
+def test_loading_into_a_smaller_cache_keeps_the_newest():
+    cache = AdviceCache()
+    for name in "abc":
+        cache.put(name, Advice(logits=(1.0,)))
+    small = AdviceCache(max_entries=1)
+    small.load_state_dict(cache.state_dict())
+    assert "c" in small and len(small) == 1
+
+
+def test_rejects_no_room():
+    with pytest.raises(ValueError, match="max_entries=0"):
+        AdviceCache(max_entries=0)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lore_torchrl.service import CallBudget, CallPolicy, Cooldown, MacroBoundaries
+
+ROWS = 3
+
+
+def make_policy(total=100, **config):
+    return CallPolicy(CallBudget(total), **config)
+
+
+def step(policy, *, betas=(1.0,) * ROWS, candidates=range(ROWS), **seen):
+    """One vector step as the transform and the service do it: choose, then spend."""
+    seen.setdefault("rewards", [0.0] * len(betas))
+    chosen = policy.choose(list(candidates), betas=list(betas), **seen)
+    policy.budget.spend(len(chosen))
+    return chosen
+
+
+def test_asks_for_the_highest_beta_only():
+    assert step(make_policy(), betas=(0.2, 0.9, 0.5)) == [1]
+    assert step(make_policy(), betas=(0.2, 0.9, 0.5), candidates=[0, 2]) == [2]
+    assert step(make_policy(calls_per_step=2), betas=(0.2, 0.9, 0.5)) == [1, 2]
+
+
+def test_equal_betas_take_turns():
+    policy = make_policy()
+    assert [step(policy)[0] for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_min_beta_and_nan_are_not_asked_about():
+    policy = make_policy(min_beta=0.5)
+    assert step(policy, betas=(0.49, float("nan"), 0.1)) == []
+    assert step(policy, betas=(0.5, float("nan"), 0.1)) == [0]
+
+
+def test_cooldown_counts_the_steps_of_all_rows():
+    policy = make_policy(cooldown=Cooldown(steps=7))
+    asked = [bool(step(policy)) for _ in range(7)]
+    # Three steps pass at each vector step, so seven are over at the third.
+    assert asked == [True, False, False, True, False, False, True]
+
+
+def test_a_reset_lets_no_step_pass():
+    policy = make_policy(cooldown=Cooldown(steps=1))
+    assert step(policy)
+    assert not step(policy, rewards=None, resets=[True] * ROWS)
+    assert step(policy)
+
+
+def test_success_starts_the_longer_cooldown():
+    policy = make_policy(cooldown=Cooldown(steps=0, steps_after_success=6))
+    assert step(policy)
+    assert not step(policy, successes=[False, True, False])
+    assert policy.stats()["cooldown_left"] == 6
+    assert not step(policy)
+    assert step(policy)
+
+
+def test_success_does_not_shorten_a_pause():
+    policy = make_policy(cooldown=Cooldown(steps=30, steps_after_success=3))
+    step(policy)
+    step(policy, successes=[True, False, False])
+    assert policy.cooldown.left == 27
+
+
+def test_without_always_only_a_reset_row_is_asked_about():
+    policy = make_policy(always=False, boundaries=MacroBoundaries(after_reset=True))
+    assert step(policy) == []
+    assert step(policy, resets=[False, True, False], rewards=None) == [1]
+    assert step(policy) == []
+
+
+def test_a_boundary_waits_until_it_is_served():
+    policy = make_policy(always=False)
+    assert step(policy, resets=[True] * ROWS, rewards=None, betas=(0.1, 0.3, 0.2)) == [1]
+    assert step(policy) == [2]
+    assert step(policy, candidates=[1, 2], cached=[0]) == []
+    assert step(policy) == []
+
+
+def test_a_dry_spell_is_a_boundary_and_reward_ends_it():
+    boundaries = MacroBoundaries(after_reset=False, no_reward_steps=3)
+    policy = make_policy(always=False, boundaries=boundaries, calls_per_step=ROWS)
+    asked = [step(policy, rewards=[0.0, 1.0 if t == 2 else 0.0, -0.1]) for t in range(1, 6)]
+    assert asked == [[], [], [0, 2], [], [1]]
+
+
+def test_no_call_without_budget():
+    policy = make_policy(total=2, calls_per_step=3)
+    assert len(step(policy)) == 2
+    assert step(policy) == []
+    assert policy.stats() == {"calls": 2.0, "budget_left": 0.0, "cooldown_left": 0.0}
+
+
+steps_of_a_run = st.lists(
+    st.tuples(
+        st.lists(st.floats(0, 1), min_size=ROWS, max_size=ROWS),  # betas
+        st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),  # resets
+        st.sets(st.integers(0, ROWS - 1)),  # candidates
+        st.one_of(  # rewards
+            st.none(), st.lists(st.floats(-1, 1), min_size=ROWS, max_size=ROWS)
+        ),
+        st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),  # successes
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    run=steps_of_a_run,
+    total=st.integers(0, 10),
+    pause=st.integers(0, 12),
+    after_success=st.integers(0, 20),
+    always=st.booleans(),
+    min_beta=st.floats(0, 1),
+    calls_per_step=st.integers(1, 4),
+)
+def test_no_limit_is_ever_overrun(
+    run, total, pause, after_success, always, min_beta, calls_per_step
+):
+    policy = make_policy(
+        total,
+        cooldown=Cooldown(pause, after_success),
+        boundaries=MacroBoundaries(no_reward_steps=2),
+        always=always,
+        min_beta=min_beta,
+        calls_per_step=calls_per_step,
+    )
+    now, may_ask_at, calls = 0, 0, 0
+    for betas, resets, candidates, rewards, successes in run:
+        now += 0 if rewards is None else ROWS
+        if any(successes):
+            may_ask_at = max(may_ask_at, now + after_success)
+        chosen = step(
+            policy,
+            betas=betas,
+            resets=resets,
+            candidates=sorted(candidates),
+            rewards=rewards,
+            successes=successes,
+        )
+        calls += len(chosen)
+        assert len(chosen) <= calls_per_step
+        assert len(set(chosen)) == len(chosen)
+        assert calls <= total
+        assert set(chosen) <= candidates
+        if chosen:
+            assert now >= may_ask_at
+            assert all(betas[row] >= min_beta for row in chosen)
+            may_ask_at = max(may_ask_at, now + pause)
+
+
+@settings(max_examples=20, deadline=None)
+@given(run=steps_of_a_run, cut=st.integers(0, 40))
+def test_a_resumed_policy_chooses_the_same(run, cut):
+    def fresh():
+        return make_policy(
+            20,
+            cooldown=Cooldown(2, 9),
+            boundaries=MacroBoundaries(no_reward_steps=2),
+            always=False,
+        )
+
+    policy = fresh()
+    for t, (betas, resets, candidates, rewards, successes) in enumerate(run):
+        if t == cut:
+            resumed = fresh()
+            resumed.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+            resumed.budget.load_state_dict(policy.budget.state_dict())
+        seen = {
+            "betas": betas,
+            "resets": resets,
+            "candidates": sorted(candidates),
+            "rewards": rewards,
+            "successes": successes,
+        }
+        expected = step(policy, **seen)
+        if t >= cut:
+            assert step(resumed, **seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cooldown(steps=-1), "steps=-1"),
+        (lambda: MacroBoundaries(no_reward_steps=0), "got 0"),
+        (lambda: MacroBoundaries(after_reset=False), "never ask"),
+        (lambda: make_policy(min_beta=1.5), "1.5"),
+        (lambda: make_policy(calls_per_step=0), "got 0"),
+        (lambda: make_policy().choose([0], betas=[1.0], rewards=[0.0, 0.0]), "2 rows"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

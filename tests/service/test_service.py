@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+import time
+
+import pytest
+
+from lore_torchrl.advisors.base import Advice, AdviceError, AdviceRequest
+from lore_torchrl.service import AdviceService, CallBudget, CallPolicy, Cooldown
+from lore_torchrl.service import service as service_module
+
+ACTIONS = ("left", "right")
+
+
+def request(key: str) -> AdviceRequest:
+    return AdviceRequest(description=f"It is {key}.", actions=ACTIONS, cache_key=key)
+
+
+class KnownAdvisor:
+    """Prefers the second action, the more the longer the key."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def advise(self, requests):
+        self.asked.append([item.cache_key for item in requests])
+        return [Advice(logits=(0.0, float(len(item.cache_key)))) for item in requests]
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
+class Answering:
+    """Answers with whatever a function of the requests gives or raises."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    async def advise(self, requests):
+        answer = self.answer(requests)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+def make_service(advisor, total=10, **config):
+    config.setdefault("timeout_s", 5.0)
+    return AdviceService(advisor, budget=CallBudget(total), **config)
+
+
+def raising(error):
+    def answer(requests):
+        raise error
+
+    return answer
+
+
+def test_answers_in_order_and_remembers():
+    advisor = KnownAdvisor()
+    with make_service(advisor) as service:
+        answers = service.ask([request("aa"), request("b")])
+    assert [answer.logits for answer in answers] == [(0.0, 2.0), (0.0, 1.0)]
+    assert service.lookup("aa") == answers[0]
+    assert service.budget.spent == 2
+    assert service.stats() == {
+        "calls": 2.0,
+        "answered": 2.0,
+        "failed": 0.0,
+        "cache_hits": 1.0,
+        "cache_misses": 0.0,
+        "hit_rate": 1.0,
+        "budget_left": 8.0,
+        "cooldown_left": 0.0,
+    }
+
+
+def test_equal_keys_are_asked_once_and_cached_keys_never():
+    advisor = KnownAdvisor()
+    with make_service(advisor) as service:
+        first, second = service.ask([request("a"), request("a")])
+        third, other = service.ask([request("a"), request("bb")])
+    assert first == second == third != other
+    assert advisor.asked == [["a"], ["bb"]]
+    assert service.budget.spent == 2
+
+
+def test_beyond_the_budget_nothing_is_asked():
+    advisor = KnownAdvisor()
+    with make_service(advisor, total=1) as service:
+        answers = service.ask([request("a"), request("b")])
+        assert service.ask([request("c")]) == [None]
+    assert answers[0] is not None and answers[1] is None
+    assert advisor.asked == [["a"]]
+    assert service.errors == {"budget": 2}
+
+
+def test_the_budget_is_spent_before_the_call():
+    seen = []
+    service = make_service(Answering(lambda requests: seen.append(service.budget.spent)))
+    with service:
+        service.ask([request("a")])
+    assert seen == [1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (raising(RuntimeError("no line")), "RuntimeError"),
+        (raising(AdviceError("not a number")), "AdviceError"),
+        (raising(asyncio.CancelledError()), "CancelledError"),
+        (lambda requests: [], "wrong_answer_count"),
+        (lambda requests: None, "wrong_answer_count"),
+        (lambda requests: [Advice(logits=(1.0,))] * len(requests), "wrong_logit_count"),
+        (lambda requests: [(0.0, 1.0)] * len(requests), "wrong_type"),
+        (lambda requests: [None] * len(requests), "unanswered"),
+        (lambda requests: [Advice(logits=(float("nan"), 0.0))], "AdviceError"),
+    ],
+)
+def test_a_failure_is_counted_and_the_run_goes_on(monkeypatch, answer, kind):
+    warnings = []
+    monkeypatch.setattr(service_module.torchrl_logger, "warning", warnings.append)
+    with make_service(Answering(answer)) as service:
+        for _ in range(3):
+            assert service.ask([request("a")]) == [None]
+    assert service.errors == {kind: 3}
+    assert len(warnings) == 1 and kind in warnings[0]
+    assert service.stats()["failed"] == service.stats()["calls"] == 3
+    assert service.budget.spent == 3
+    assert service.lookup("a") is None
+
+
+def test_one_bad_answer_leaves_the_others():
+    good = Advice(logits=(0.0, 1.0))
+    with make_service(Answering(lambda requests: [good, None])) as service:
+        assert service.ask([request("a"), request("b")]) == [good, None]
+    assert service.stats()["answered"] == service.stats()["failed"] == 1
+
+
+def test_a_late_answer_is_given_up_at_the_deadline():
+    service = make_service(Answering(lambda requests: asyncio.sleep(60)), timeout_s=0.05)
+    with service:
+        start = time.perf_counter()
+        assert service.ask([request("a"), request("b")]) == [None, None]
+        assert time.perf_counter() - start < 2.0
+    assert service.errors == {"timeout": 1}
+
+
+def test_an_adviser_that_blocks_its_loop_is_left_behind(monkeypatch):
+    monkeypatch.setattr(service_module, "_GRACE_S", 0.05)
+    release = threading.Event()
+    stuck = [True]
+
+    def answer(requests):
+        if stuck.pop():
+            release.wait(10)
+        return [Advice(logits=(0.0, 1.0))]
+
+    with make_service(Answering(answer), timeout_s=0.05) as service:
+        assert service.ask([request("a")]) == [None]
+        stuck.append(False)
+        assert service.ask([request("b")]) != [None]
+        release.set()
+    assert service.errors == {"timeout": 1}
+
+
+def test_keyboard_interrupt_passes_through():
+    service = make_service(Answering(raising(KeyboardInterrupt())))
+    with service, pytest.raises(KeyboardInterrupt):
+        service.ask([request("a")])
+    assert service.budget.spent == 1
+    assert not service.errors
+
+
+def test_works_inside_a_running_loop():
+    service = make_service(KnownAdvisor())
+
+    async def cell():
+        return service.ask([request("a")])
+
+    with service:
+        assert asyncio.run(cell())[0].logits == (0.0, 1.0)
+
+
+def test_the_thread_starts_late_and_ends_with_close():
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name == "lore-advice"]
+
+    before = len(threads())
+    service = make_service(KnownAdvisor())
+    assert len(threads()) == before
+    service.ask([request("a")])
+    assert len(threads()) == before + 1
+    service.close()
+    service.close()
+    assert len(threads()) == before
+    assert service.ask([request("b")])[0] is not None
+    service.close()
+
+
+def test_pickles_without_its_thread():
+    service = make_service(KnownAdvisor())
+    with service:
+        service.ask([request("a")])
+        copy = pickle.loads(pickle.dumps(service))
+    assert copy.lookup("a") == service.lookup("a")
+    assert copy.policy.budget is copy.budget
+    with copy:
+        assert copy.ask([request("bb")])[0].logits == (0.0, 2.0)
+    assert copy.budget.spent == 2 and service.budget.spent == 1
+
+
+def test_state_survives_json():
+    service = make_service(KnownAdvisor(), total=4)
+    with service:
+        service.ask([request("a"), request("bb")])
+    service.lookup("a"), service.lookup("x")
+    service.policy.cooldown.left = 3
+    service.errors["timeout"] += 2
+
+    restored = make_service(KnownAdvisor(), total=4)
+    restored.load_state_dict(json.loads(json.dumps(service.state_dict())))
+    assert restored.stats() == service.stats()
+    assert restored.errors == {"timeout": 2}
+    assert restored.lookup("bb").logits == (0.0, 2.0)
+    assert restored.advisor.asked == [["a", "bb"]]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(TypeError, match="advise"):
+        make_service(object())
+    with pytest.raises(ValueError, match="seconds, got 0"):
+        make_service(KnownAdvisor(), timeout_s=0)
+    other = CallPolicy(CallBudget(3), cooldown=Cooldown(1))
+    with pytest.raises(ValueError, match="same CallBudget"):
+        make_service(KnownAdvisor(), policy=other)

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from advice_toy import (
+    N_ACTIONS,
+    Act,
+    Corridor,
+    Describe,
+    Know,
+    assert_aligned,
+    logits_of,
+    make_env,
+    make_service,
+)
+from tensordict import TensorDict
+from torchrl.envs import (
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+)
+from torchrl.envs.utils import check_env_specs
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.service import Cooldown
+from lore_torchrl.transforms import AdviceTransform
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+def test_specs_hold_on_batched_environments(batched):
+    with make_service(calls_per_step=2) as service:
+        env = make_env(service, batched=batched)
+        try:
+            check_env_specs(env)
+            rollout = env.rollout(6, Act(), break_when_any_done=False)
+        finally:
+            env.close()
+    assert_aligned(rollout), assert_aligned(rollout["next"])
+    assert rollout["next", "llm_mask"].any()
+    assert rollout["llm_prior_logits"].dtype == torch.float32
+    assert rollout["llm_mask"].shape == (2, 6, 1) and rollout["llm_mask"].dtype == torch.bool
+
+
+def test_an_environment_without_a_batch():
+    with make_service() as service:
+        env = TransformedEnv(Corridor(), AdviceTransform(service, Describe(), require_key=None))
+        check_env_specs(env)
+        rollout = env.rollout(3, Act())
+    assert rollout["llm_prior_logits"].shape == (3, N_ACTIONS)
+    assert rollout["llm_mask"].all()
+    assert_aligned(rollout), assert_aligned(rollout["next"])
+
+
+def test_a_batch_of_two_dimensions():
+    with make_service(calls_per_step=4) as service:
+        inner = [lambda n=n: Corridor(n, 3 + n) for n in range(4)]
+        env = TransformedEnv(
+            SerialEnv(2, [lambda: SerialEnv(2, inner[:2]), lambda: SerialEnv(2, inner[2:])]),
+            AdviceTransform(service, Describe(), require_key=None),
+        )
+        check_env_specs(env)
+        rollout = env.rollout(9, Act(), break_when_any_done=False)
+    assert rollout["llm_mask"].shape == (2, 2, 9, 1) and rollout["llm_mask"].all()
+    assert_aligned(rollout), assert_aligned(rollout["next"])
+
+
+def test_nested_keys():
+    with make_service(calls_per_step=2) as service:
+        env = make_env(
+            service,
+            lengths=(2, 5),
+            prior_logits_key=("advice", "logits"),
+            confidence_key=("advice", "confidence"),
+            mask_key=("advice", "deep", "mask"),
+            require_key=("gate", "beta"),
+            beta_key=("gate", "beta"),
+        )
+        check_env_specs(env)
+
+        def act(td):
+            td["action"] = torch.full(td.batch_size, 2)
+            return td.set(("gate", "beta"), torch.ones(*td.batch_size, 1))
+
+        rollout = env.rollout(8, act, break_when_any_done=False)
+    td = rollout["next"]
+    mask = td["advice", "deep", "mask"]
+    assert mask.any()
+    torch.testing.assert_close(mask, ~td["done"])
+    torch.testing.assert_close(
+        td["advice", "logits"], torch.where(mask, logits_of(td["observation"]), 0.0)
+    )
+
+
+def test_text_and_one_hot_actions():
+    class Read(Describe):
+        in_keys = ("mission", "observation")
+
+        def observe(self, row, observation, action, *, reset):
+            self.diary.append((row, observation["mission"], action))
+
+    for lengths in ((3,), (3, 3)):
+        describer = Read()
+        with make_service() as service:
+            env = make_env(
+                service,
+                lengths=lengths,
+                describer=describer,
+                worker={"onehot": True, "text": True},
+                require_key=None,
+            )
+
+            def act(td):
+                action = torch.zeros(*td.batch_size, N_ACTIONS, dtype=torch.int64)
+                action[..., 1] = 1
+                return td.set("action", action)
+
+            env.rollout(1, act)
+        rows = range(len(lengths))
+        assert describer.diary == [
+            *((row, f"corridor {row} from 0", None) for row in rows),
+            *((row, f"corridor {row} from 1", 1) for row in rows),
+        ]
+
+
+def test_text_of_an_environment_without_a_batch():
+    class Read(Describe):
+        in_keys = ("mission",)
+
+        def observe(self, row, observation, action, *, reset):
+            self.diary.append(observation["mission"])
+
+        def cache_key(self, row, observation):
+            return observation["mission"].split()[1]
+
+    describer = Read()
+    with make_service() as service:
+        env = TransformedEnv(
+            Corridor(3, text=True), AdviceTransform(service, describer, require_key=None)
+        )
+        env.rollout(2, Act())
+    assert describer.diary == [f"corridor 3 from {position}" for position in range(3)]
+
+
+def test_a_resumed_service_goes_on_alike():
+    def fresh():
+        return make_service(cooldown=Cooldown(5), total=6)
+
+    with fresh() as service:
+        env = make_env(service, lengths=(4, 30))
+        env.rollout(4, Act(), break_when_any_done=False)
+        state = json.loads(json.dumps(service.state_dict()))
+        service.advisor.asked.clear()
+        expected = env.rollout(9, Act(), break_when_any_done=False)
+    with fresh() as resumed:
+        resumed.load_state_dict(state)
+        env = make_env(resumed, lengths=(4, 30))
+        assert (env.rollout(9, Act(), break_when_any_done=False) == expected).all()
+    assert resumed.advisor.asked == service.advisor.asked
+    assert resumed.stats() == service.stats()
+
+
+def test_pickles_and_clones_without_rows():
+    with make_service() as service:
+        transform = AdviceTransform(service, Describe(), require_key=None)
+        env = TransformedEnv(Corridor(), transform)
+        env.reset()
+        clone = transform.clone()
+        assert clone.service is service and clone.parent is None
+        assert len(clone._mask) == 0 and len(transform._mask) == 1
+        copy = pickle.loads(pickle.dumps(clone))
+        assert not env.state_dict()
+    with copy.service:
+        assert TransformedEnv(Corridor(), copy).rollout(2, Act())["llm_mask"].all()
+
+
+class TwoActions(Describe):
+    actions = ("left", "right")
+
+
+class NoActions(Describe):
+    actions = ()
+
+
+class OtherKey(Describe):
+    def request(self, row, observation):
+        return AdviceRequest("Somewhere.", self.actions, "another key")
+
+
+class NoSuchEntry(Describe):
+    in_keys = ("image",)
+
+
+def test_bad_input_is_named():
+    service = make_service()
+    with pytest.raises(TypeError, match="Know"):
+        AdviceTransform(Know(), Describe())
+    with pytest.raises(ValueError, match=r"actions=\(\)"):
+        AdviceTransform(service, NoActions())
+    with pytest.raises(ValueError, match="must differ"):
+        AdviceTransform(service, Describe(), mask_key="llm_confidence")
+    with pytest.raises(ValueError, match=r"2 actions.* has 3"):
+        make_env(service, describer=TwoActions()).reset()
+    with pytest.raises(ValueError, match="another key"):
+        make_env(service, describer=OtherKey(), require_key=None).reset()
+    with pytest.raises(KeyError, match="image"):
+        make_env(service, describer=NoSuchEntry()).reset()
+    with pytest.raises(RuntimeError, match="worker"):
+        make = lambda: TransformedEnv(Corridor(), AdviceTransform(service, Describe()))  # noqa: E731
+        SerialEnv(2, make).reset()
+    with pytest.raises(NotImplementedError, match="replay buffer"):
+        AdviceTransform(service, Describe())(TensorDict({"observation": torch.zeros(1)}))
+    service.close()
+
+
+def test_an_action_that_is_no_index_is_named():
+    env = make_env(make_service())
+    td = env.reset()
+    td["action"] = torch.rand(2, 2)
+    with pytest.raises(ValueError, match="2 numbers of float32"):
+        env.transform._step(td, td.set("reward", torch.zeros(2, 1)))
+    assert np.array_equal(env.transform._ended, [False, False])
