@@ -1,0 +1,107 @@
+"""Advice computed by a planner, from perfect to adversarial."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+
+Planner = Callable[[AdviceRequest], Sequence[float] | None]
+
+
+class ScriptedAdvisor:
+    r"""Advise what a planner finds best, spoilt to a chosen degree.
+
+    The action advised gets the logit ``sharpness``, the others 0. Where the planner
+    returns ``None`` there is no advice. A cache in front keeps the first answer of each
+    situation, so that below competence 1 its errors are then the same at every visit.
+
+    Args:
+        planner: Returns one value an action, higher is better, or ``None``. Among equals
+            the first counts.
+        competence: With :math:`c \ge 0`, the best action with probability :math:`c`, else
+            a uniformly random one; with :math:`c < 0`, a worst action with probability
+            :math:`|c|`, else a uniformly random one. Default: ``1.0``.
+        sharpness: Logit of the action advised. Default: ``3.0``.
+        confidence: Confidence that all its advice claims, right or wrong, from 0 to 1.
+            Default: ``1.0``.
+        seed: Seed of the adviser's own random stream. Default: ``0``.
+
+    Raises:
+        ValueError: If an argument is out of range, or the planner's values do not match
+            the actions.
+
+    Examples:
+        >>> import asyncio
+        >>> request = AdviceRequest("at the door", ("wait", "open"), "door")
+        >>> advisor = ScriptedAdvisor(lambda request: [0.0, 1.0])
+        >>> asyncio.run(advisor.advise([request]))
+        [Advice(logits=(0.0, 3.0), confidence=1.0)]
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        *,
+        competence: float = 1.0,
+        sharpness: float = 3.0,
+        confidence: float = 1.0,
+        seed: int = 0,
+    ):
+        if not callable(planner):
+            raise ValueError(f"planner must be callable with an AdviceRequest, got {planner!r}.")
+        if not -1.0 <= competence <= 1.0:
+            raise ValueError(
+                f"competence must lie in [-1, 1], got {competence}: use 1 for perfect, 0 for "
+                "random, -1 for adversarial advice."
+            )
+        if not (math.isfinite(sharpness) and sharpness > 0.0):
+            raise ValueError(
+                f"sharpness must be positive and finite, got {sharpness}: for advice against "
+                "the best action use a negative competence."
+            )
+        if not 0.0 <= confidence <= 1.0:
+            raise ValueError(
+                f"confidence must lie in [0, 1], got {confidence}: use 0 for advice that "
+                "claims nothing."
+            )
+        self.planner = planner
+        self.competence = competence
+        self.sharpness = sharpness
+        self.confidence = confidence
+        self._random = random.Random(seed)
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
+        """Answer each request, or ``None`` where the planner has no answer."""
+        return [self._advise(request) for request in requests]
+
+    def _advise(self, request: AdviceRequest) -> Advice | None:
+        values = self.planner(request)
+        if values is None:
+            return None
+        if len(values) != len(request.actions):
+            raise ValueError(
+                f"planner must return one value an action: got {len(values)} for "
+                f"{len(request.actions)} actions."
+            )
+        if self._random.random() >= abs(self.competence):
+            chosen = self._random.randrange(len(values))
+        else:
+            pick = max if self.competence > 0.0 else min
+            chosen = pick(range(len(values)), key=values.__getitem__)
+        logits = [0.0] * len(values)
+        logits[chosen] = self.sharpness
+        return Advice(logits=tuple(logits), confidence=self.confidence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random stream's state in types that JSON holds."""
+        version, words, gauss = self._random.getstate()
+        return {"random": [version, list(words), gauss]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        version, words, gauss = state_dict["random"]
+        self._random.setstate((version, tuple(words), gauss))

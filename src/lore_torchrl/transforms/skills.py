@@ -1,0 +1,213 @@
+"""Running skill indicators of MiniGrid episodes."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.data import Binary, Bounded, Composite, TensorSpec
+from torchrl.envs import Transform
+from torchrl.envs.transforms.utils import _get_reset
+
+# MiniGrid's codes, so that the transform works without MiniGrid; a test compares them.
+_DOOR, _KEY, _GOAL = 4, 5, 8
+_OPEN, _LOCKED = 0, 2
+_TOGGLE = 5
+
+RUNNING_KEYS = ("skill_key_picked", "skill_door_opened", "skill_unlocked")
+STEP_KEYS = ("skill_has_key", "skill_invalid_action")
+DISTANCE_KEYS = (
+    "skill_distance_agent_key",
+    "skill_distance_key_door",
+    "skill_distance_door_goal",
+)
+
+
+class MiniGridSkills(Transform):
+    """Write what an episode has achieved so far, judged from the egocentric view alone.
+
+    All entries are ``[*B, 1]``, at the root and under ``"next"``. With the agent's own
+    cell, which shows what it carries, and the cell ahead:
+
+    | key | dtype | meaning |
+    | --- | --- | --- |
+    | ``skill_has_key`` | bool | a key is carried now |
+    | ``skill_key_picked`` | bool | a key was carried at some step of this episode |
+    | ``skill_door_opened`` | bool | an open door was in view at some step of this episode |
+    | ``skill_unlocked`` | bool | in this episode a toggle turned the locked door ahead into an open one |
+    | ``skill_invalid_action`` | bool | the action that led here was masked out by ``action_mask`` of the observation it was taken in; False after a reset |
+    | ``skill_distance_agent_key`` | float32 | agent to nearest key in view, 0 when carried |
+    | ``skill_distance_key_door`` | float32 | nearest pair of a key, in view or carried, and a door in view |
+    | ``skill_distance_door_goal`` | float32 | nearest pair of a door and a goal in view |
+
+    Distances are Manhattan distances in cells within the view, -1 where one of the two is
+    not visible. A door that the agent stands in is not visible. An open door counts
+    whoever opened it; MiniGrid's tasks start with their doors shut, save ObstructedMaze
+    and Playground, where some may be open.
+
+    Put it on the outermost batched environment, after the transform that writes
+    ``action_mask``. Running entries are declared as state too, so it also works in the
+    workers of a ``ParallelEnv``.
+
+    Args:
+        image_key: View to read, ``[*B, W, H, 3]``. Default: ``"image"``.
+        action_key: One-hot action to read, ``[*B, A]``. Default: ``"action"``.
+        action_mask_key: Mask to read, ``[*B, A]``. Default: ``"action_mask"``.
+
+    Examples:
+        >>> from lore_torchrl.envs.minigrid import make_env
+        >>> env = make_env("MiniGrid-DoorKey-5x5-v0", num_envs=2)
+        >>> env = env.append_transform(MiniGridSkills())
+        >>> env.rollout(3)["next", "skill_key_picked"].shape
+        torch.Size([2, 3, 1])
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        *,
+        image_key: NestedKey = "image",
+        action_key: NestedKey = "action",
+        action_mask_key: NestedKey = "action_mask",
+    ):
+        super().__init__(in_keys=[image_key], out_keys=[*RUNNING_KEYS, *STEP_KEYS, *DISTANCE_KEYS])
+        self.image_key = image_key
+        self.action_key = action_key
+        self.action_mask_key = action_mask_key
+
+    def _write_view(self, image: Tensor, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Write what the view alone tells; return (carries a key, sees an open door)."""
+        kind = image[..., 0].flatten(-2)
+        own = image.shape[-3] // 2 * image.shape[-2] + image.shape[-2] - 1
+        key, door, goal = kind == _KEY, kind == _DOOR, kind == _GOAL
+        has_key = key[..., own : own + 1]
+        is_open = image[..., 2].flatten(-2) == _OPEN
+        sees_open = (door & is_open).any(-1, keepdim=True)
+        agent = torch.zeros_like(key)
+        agent[..., own] = True
+        pairwise = _manhattan(image.shape[-3], image.shape[-2], image.device)
+        tensordict.set("skill_has_key", has_key)
+        tensordict.set("skill_distance_agent_key", _nearest(pairwise, agent, key))
+        tensordict.set("skill_distance_key_door", _nearest(pairwise, key, door))
+        tensordict.set("skill_distance_door_goal", _nearest(pairwise, door, goal))
+        return has_key, sees_open
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        before, after = tensordict.get(self.image_key), next_tensordict.get(self.image_key)
+        action = tensordict.get(self.action_key).argmax(-1, keepdim=True)
+        has_key, sees_open = self._write_view(after, next_tensordict)
+        unlocked = (action == _TOGGLE) & (_front_door(before) == _LOCKED)
+        unlocked &= _front_door(after) == _OPEN
+        # A running entry is missing where the caller steps from a bare reset tensordict.
+        for name, now in zip(RUNNING_KEYS, (has_key, sees_open, unlocked), strict=True):
+            past = tensordict.get(name, None)
+            next_tensordict.set(name, now if past is None else now | past)
+        valid = tensordict.get(self.action_mask_key).gather(-1, action)
+        return next_tensordict.set("skill_invalid_action", ~valid)
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        has_key, sees_open = self._write_view(
+            tensordict_reset.get(self.image_key), tensordict_reset
+        )
+        never = torch.zeros_like(has_key)
+        reset = expand_as_right(_get_reset("_reset", tensordict), never)
+        # A partial reset arrives with all rows: those that go on keep their past.
+        for name, now in zip(RUNNING_KEYS, (has_key, sees_open, never), strict=True):
+            past = tensordict.get(name, None)
+            tensordict_reset.set(name, now if past is None else torch.where(reset, now, past))
+        return tensordict_reset.set("skill_invalid_action", never.clone())
+
+    def _flag_specs(self, image: TensorSpec, names: tuple[str, ...]) -> dict[str, TensorSpec]:
+        shape = (*image.shape[:-3], 1)
+        return {
+            name: Binary(1, shape=shape, dtype=torch.bool, device=image.device) for name in names
+        }
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the entries written."""
+        image = observation_spec[self.image_key]
+        observation_spec.update(self._flag_specs(image, (*RUNNING_KEYS, *STEP_KEYS)))
+        for name in DISTANCE_KEYS:
+            observation_spec[name] = Bounded(
+                -1.0,
+                float(image.shape[-3] + image.shape[-2] - 2),
+                shape=(*image.shape[:-3], 1),
+                dtype=torch.float32,
+                device=image.device,
+            )
+        return observation_spec
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Declare the running entries as state, so that workers and resets receive them."""
+        state_spec = input_spec["full_state_spec"]
+        if state_spec is None:
+            state_spec = Composite(shape=input_spec.shape, device=input_spec.device)
+        image = self.parent.full_observation_spec[self.image_key]
+        state_spec.update(self._flag_specs(image, RUNNING_KEYS))
+        input_spec["full_state_spec"] = state_spec
+        return input_spec
+
+
+def summarize_skills(batch: TensorDictBase) -> dict[str, float]:
+    """Return the means of :class:`MiniGridSkills`' entries over a collected batch.
+
+    Rates are shares of the episodes that ended in the batch (``("next", "done")``), ratios
+    shares of its steps, distances means over the steps where both ends were visible. What
+    the batch holds no case of is left out, rather than reported as NaN or 0.
+
+    Args:
+        batch: Transitions with the entries of :class:`MiniGridSkills` under ``"next"``,
+            of any batch size.
+
+    Returns:
+        ``skill/pickup_key_rate``, ``skill/door_open_rate``, ``skill/unlock_rate``,
+        ``skill/has_key_ratio``, ``skill/invalid_action_ratio``,
+        ``skill/distance_agent_key``, ``skill/distance_key_door`` and
+        ``skill/distance_door_goal``.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> flag = torch.tensor([[True], [False]])
+        >>> entries = {name: flag for name in (*RUNNING_KEYS, *STEP_KEYS)}
+        >>> entries |= {name: torch.tensor([[2.0], [-1.0]]) for name in DISTANCE_KEYS}
+        >>> batch = TensorDict({"next": TensorDict(entries | {"done": flag}, [2])}, [2])
+        >>> summary = summarize_skills(batch)
+        >>> summary["skill/pickup_key_rate"], summary["skill/distance_agent_key"]
+        (1.0, 2.0)
+    """
+    following = batch.get("next")
+    ended = following.get("done")
+    names = ("pickup_key_rate", "door_open_rate", "unlock_rate")
+    cases = {
+        f"skill/{name}": following.get(key)[ended]
+        for name, key in zip(names, RUNNING_KEYS, strict=True)
+    }
+    for name, key in zip(("has_key_ratio", "invalid_action_ratio"), STEP_KEYS, strict=True):
+        cases[f"skill/{name}"] = following.get(key)
+    for key in DISTANCE_KEYS:
+        distance = following.get(key)
+        cases[key.replace("_", "/", 1)] = distance[distance >= 0.0]
+    return {name: case.float().mean().item() for name, case in cases.items() if case.numel()}
+
+
+def _front_door(image: Tensor) -> Tensor:
+    """Return the state of the door ahead, ``[*B, 1]``, and -1 where there is none."""
+    front = image[..., image.shape[-3] // 2, image.shape[-2] - 2, :]
+    state = front[..., 2:3].long()
+    return torch.where(front[..., :1] == _DOOR, state, -1)
+
+
+def _manhattan(width: int, height: int, device: torch.device) -> Tensor:
+    """Return the distances between all pairs of cells, ``[W * H, W * H]``."""
+    cell = torch.arange(width * height, device=device)
+    column, row = cell // height, cell % height
+    return ((column[:, None] - column).abs() + (row[:, None] - row).abs()).float()
+
+
+def _nearest(pairwise: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return the least distance between a cell of each set, ``[*B, 1]``, -1 for an empty set."""
+    pair = first.unsqueeze(-1) & second.unsqueeze(-2)
+    far = torch.where(pair, pairwise, torch.inf).flatten(-2).amin(-1, keepdim=True)
+    return torch.where(far.isinf(), -1.0, far)

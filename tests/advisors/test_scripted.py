@@ -1,0 +1,91 @@
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lore_torchrl.advisors import scripted
+from lore_torchrl.advisors.base import AdviceRequest, Advisor
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+
+REQUEST = AdviceRequest("text", ("a", "b", "c", "d"), "key")
+
+
+def planner(request):
+    return [0.0, 2.0, -1.0, 1.0] if request.description == "text" else None
+
+
+def chosen(advisor, count):
+    answers = asyncio.run(advisor.advise([REQUEST] * count))
+    return Counter(answer.logits.index(max(answer.logits)) for answer in answers)
+
+
+def test_logits_and_confidence():
+    advisor = ScriptedAdvisor(planner, sharpness=2.5, confidence=0.7)
+    assert isinstance(advisor, Advisor)
+    (answer,) = asyncio.run(advisor.advise([REQUEST]))
+    assert answer.logits == (0.0, 2.5, 0.0, 0.0) and answer.confidence == 0.7
+
+
+def test_no_answer_where_the_planner_has_none():
+    other = AdviceRequest("other", ("a", "b", "c", "d"), "other")
+    answers = asyncio.run(ScriptedAdvisor(planner).advise([other, REQUEST]))
+    assert answers[0] is None and answers[1] is not None
+
+
+@pytest.mark.parametrize(("competence", "action"), [(1.0, 1), (-1.0, 2)])
+def test_full_competence_is_deterministic(competence, action):
+    assert chosen(ScriptedAdvisor(planner, competence=competence), 50) == {action: 50}
+
+
+@pytest.mark.parametrize(
+    ("competence", "share"),
+    [
+        (0.0, (0.25, 0.25, 0.25, 0.25)),
+        (0.6, (0.1, 0.7, 0.1, 0.1)),
+        (-0.6, (0.1, 0.1, 0.7, 0.1)),
+    ],
+)
+def test_competence_sets_the_shares(competence, share):
+    counts = chosen(ScriptedAdvisor(planner, competence=competence, seed=1), 4000)
+    for action, expected in enumerate(share):
+        assert counts[action] / 4000 == pytest.approx(expected, abs=0.03)
+
+
+def test_seed_and_state_reproduce_the_stream():
+    first, second = (ScriptedAdvisor(planner, competence=0.3, seed=5) for _ in range(2))
+    assert asyncio.run(first.advise([REQUEST] * 20)) == asyncio.run(second.advise([REQUEST] * 20))
+    state = json.loads(json.dumps(first.state_dict()))
+    later = asyncio.run(first.advise([REQUEST] * 20))
+    resumed = ScriptedAdvisor(planner, competence=0.3, seed=99)
+    resumed.load_state_dict(state)
+    assert asyncio.run(resumed.advise([REQUEST] * 20)) == later
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ({"competence": 1.5}, "1.5"),
+        ({"competence": float("nan")}, "nan"),
+        ({"sharpness": 0.0}, "0.0"),
+        ({"sharpness": float("inf")}, "inf"),
+        ({"confidence": -0.1}, "-0.1"),
+    ],
+)
+def test_bad_settings_fail_with_the_value(settings, value):
+    with pytest.raises(ValueError, match=value):
+        ScriptedAdvisor(planner, **settings)
+
+
+def test_bad_planners_fail():
+    with pytest.raises(ValueError, match="callable"):
+        ScriptedAdvisor("planner")
+    with pytest.raises(ValueError, match="got 2 for 4 actions"):
+        asyncio.run(ScriptedAdvisor(lambda request: [0.0, 1.0]).advise([REQUEST]))
+
+
+def test_imports_no_torch():
+    lines = Path(scripted.__file__).read_text().splitlines()
+    imports = [line for line in lines if line.lstrip().startswith(("import ", "from "))]
+    assert imports and not any("torch" in line.replace("lore_torchrl", "") for line in imports)

@@ -1,0 +1,245 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("minigrid")
+
+from minigrid.core.actions import Actions
+from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STATE_TO_IDX
+from torchrl.envs import ParallelEnv, SerialEnv, check_env_specs
+
+from lore_torchrl.envs import minigrid_describe as codes
+from lore_torchrl.envs.minigrid import make_env, make_single_env, row_seed
+from lore_torchrl.envs.minigrid_describe import (
+    BOX,
+    DOOR,
+    EMPTY,
+    GOAL,
+    KEY,
+    LOCKED,
+    OPEN,
+    WALL,
+    MiniGridDescriber,
+)
+from lore_torchrl.envs.minigrid_features import MISSION_WORDS, mission_features, valid_actions
+
+IDS = ("DoorKey-5x5", "DoorKey-16x16", "KeyCorridorS3R1", "MultiRoom-N2-S4", "Unlock", "Empty-8x8")
+DOORKEY = "MiniGrid-DoorKey-5x5-v0"
+FETCH = "MiniGrid-Fetch-5x5-N2-v0"
+
+
+def gym_envs(env):
+    """The MiniGrid objects under a serial environment."""
+    return [worker._env.unwrapped for worker in env.base_env._envs]
+
+
+def test_codes_are_minigrids():
+    assert {name: index for index, name in enumerate(codes.OBJECTS)} == OBJECT_TO_IDX
+    assert {name: index for index, name in enumerate(codes.COLORS)} == COLOR_TO_IDX
+    assert {name: index for index, name in enumerate(codes.DOOR_STATES)} == STATE_TO_IDX
+    assert tuple(action.name for action in Actions) == codes.ACTIONS
+    assert [tuple(step) for step in DIR_TO_VEC] == list(codes._STEPS)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_any_id_rolls_out_with_valid_specs(name):
+    env = make_env(f"MiniGrid-{name}-v0", num_envs=2)
+    check_env_specs(env)
+    td = env.rollout(20, break_when_any_done=False)
+    varies = name.startswith("KeyCorridor")
+    assert td["observation"].shape == (2, 20, 1033 + varies * (len(MISSION_WORDS) + 1))
+    assert td["observation"].dtype == torch.float32
+    assert td["image"].shape == (2, 20, 7, 7, 3) and td["image"].dtype == torch.uint8
+    assert td["direction"].shape == (2, 20, 1) and td["direction"].dtype == torch.int64
+    assert td["action_mask"].shape == (2, 20, 7) and td["action_mask"].dtype == torch.bool
+    assert td["next", "success"].shape == (2, 20, 1)
+    assert "mission_bytes" not in td
+
+
+def test_one_env_is_a_batch_of_one_and_a_single_env_has_none():
+    assert make_env(DOORKEY).batch_size == (1,)
+    assert isinstance(make_env(DOORKEY).base_env, SerialEnv)
+    env = make_single_env(DOORKEY)
+    check_env_specs(env)
+    assert env.batch_size == ()
+    assert torch.equal(
+        make_single_env(DOORKEY, seed=5).reset()["image"],
+        make_env(DOORKEY, seed=5).reset()["image"][0],
+    )
+
+
+def test_fewer_actions_than_seven():
+    env = make_env("MiniGrid-Dynamic-Obstacles-5x5-v0", num_envs=2)
+    check_env_specs(env)
+    assert env.reset()["action_mask"].shape == (2, 3)
+
+
+def test_parallel_gives_the_rows_of_serial():
+    serial = make_env(FETCH, num_envs=2, seed=3)
+    parallel = make_env(FETCH, num_envs=2, seed=3, parallel=True)
+    try:
+        assert isinstance(parallel.base_env, ParallelEnv)
+        for _ in range(3):
+            one, two = serial.reset(), parallel.reset()
+            assert torch.equal(one["observation"], two["observation"])
+            assert list(one["mission"]) == list(two["mission"])
+        check_env_specs(parallel)
+    finally:
+        parallel.close()
+
+
+def test_same_seed_same_episodes_and_other_rows_other_episodes():
+    def images(**settings):
+        env = make_env("MiniGrid-DoorKey-8x8-v0", num_envs=3, **settings)
+        return torch.stack([env.reset()["observation"] for _ in range(4)])
+
+    first = images(seed=1)
+    assert torch.equal(first, images(seed=1))
+    assert not torch.equal(first, images(seed=2))
+    assert not torch.equal(first, images(seed=1, evaluation=True))
+    assert not torch.equal(first[:, 0], first[:, 1])
+
+
+def test_evaluation_seeds_are_disjoint_from_training_seeds():
+    last_training = row_seed(999_999, 999)
+    assert row_seed(0, 0, evaluation=True) > last_training
+    assert row_seed(1, 0) > row_seed(0, 999)
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ({"num_envs": 0}, "0"),
+        ({"seed": -1}, "-1"),
+        ({"seed": 1_000_000}, "1000000"),
+        ({"max_steps": 0}, "0"),
+    ],
+)
+def test_bad_settings_fail_with_the_value(settings, value):
+    with pytest.raises(ValueError, match=value):
+        make_env(DOORKEY, **settings)
+
+
+def test_max_steps_truncates():
+    td = make_env(DOORKEY, max_steps=5).rollout(7, break_when_any_done=False)
+    assert td["next", "truncated"][0, :, 0].nonzero().flatten().tolist() == [4]
+
+
+def test_missions_follow_their_rows_through_partial_resets():
+    env = make_env(FETCH, num_envs=3, seed=0, max_steps=6)
+    torch.manual_seed(0)
+    td, resets = env.reset(), 0
+    for _ in range(40):
+        after, td = env.step_and_maybe_reset(env.rand_action(td))
+        missions = [minigrid.mission for minigrid in gym_envs(env)]
+        assert list(td["mission"]) == missions
+        words = torch.stack([mission_features(mission) for mission in missions])
+        assert torch.equal(td["observation"][:, 1033:], words)
+        done = after["next", "done"].squeeze(-1)
+        resets += bool(done.any() and not done.all())
+    assert resets > 2
+
+
+def test_encode_mission_can_be_chosen():
+    assert make_env(FETCH, encode_mission=False).reset()["observation"].shape == (1, 1033)
+    forced = make_env(DOORKEY, encode_mission=True).reset()["observation"]
+    assert forced.shape == (1, 1033 + len(MISSION_WORDS) + 1)
+
+
+def test_observation_is_one_hot_of_the_view():
+    env = make_env(DOORKEY, num_envs=2)
+    td = env.reset()
+    cells = td["observation"][:, :1029].reshape(2, 7, 7, 21)
+    assert torch.equal(cells[..., :11].argmax(-1), td["image"][..., 0].long())
+    assert torch.equal(cells[..., 11:17].argmax(-1), td["image"][..., 1].long())
+    assert torch.equal(cells[..., 17:].argmax(-1), td["image"][..., 2].long())
+    assert torch.equal(td["observation"][:, 1029:].argmax(-1, keepdim=True), td["direction"])
+    assert torch.equal(cells.sum(-1), torch.full((2, 7, 7), 3.0))
+
+
+def view(front, held=(EMPTY, 0, 0)):
+    image = torch.full((7, 7, 3), WALL, dtype=torch.uint8)
+    image[3, 5], image[3, 6] = torch.tensor(front), torch.tensor(held)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("front", "held", "expected"),
+    [
+        ((EMPTY, 0, 0), (EMPTY, 0, 0), {"forward"}),
+        ((EMPTY, 0, 0), (KEY, 4, 0), {"forward", "drop"}),
+        ((GOAL, 1, 0), (KEY, 4, 0), {"forward"}),
+        ((WALL, 5, 0), (EMPTY, 0, 0), set()),
+        ((KEY, 4, 0), (EMPTY, 0, 0), {"pickup"}),
+        ((KEY, 4, 0), (KEY, 1, 0), set()),
+        ((BOX, 4, 0), (EMPTY, 0, 0), {"pickup", "toggle"}),
+        ((DOOR, 4, OPEN), (EMPTY, 0, 0), {"forward", "toggle"}),
+        ((DOOR, 4, LOCKED), (EMPTY, 0, 0), set()),
+        ((DOOR, 4, LOCKED), (KEY, 1, 0), set()),
+        ((DOOR, 4, LOCKED), (KEY, 4, 0), {"toggle"}),
+    ],
+)
+def test_action_mask(front, held, expected):
+    mask = valid_actions(view(front, held)).tolist()
+    allowed = {name for name, valid in zip(codes.ACTIONS, mask, strict=True) if valid}
+    assert allowed == expected | {"left", "right"}
+    assert valid_actions(view(front, held), done_is_valid=True)[-1]
+
+
+def test_masked_actions_change_nothing():
+    env = make_env(DOORKEY, num_envs=4, seed=0)
+    torch.manual_seed(0)
+    td = env.rollout(300, break_when_any_done=False)
+    valid = td["action_mask"].gather(-1, td["action"].argmax(-1, keepdim=True)).squeeze(-1)
+    same = (td["image"] == td["next", "image"]).flatten(2).all(-1)
+    same &= (td["direction"] == td["next", "direction"]).all(-1)
+    assert same[~valid].all() and (~valid).any()
+
+
+def test_success_is_a_rewarded_end():
+    td = make_env("MiniGrid-Empty-5x5-v0", num_envs=4, seed=0).rollout(
+        400, break_when_any_done=False
+    )
+    success = td["next", "success"]
+    assert torch.equal(success, td["next", "reward"] > 0) and success.any()
+    assert td["next", "done"][success].all() and not td["success"].any()
+
+
+def test_missing_minigrid_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    monkeypatch.delitem(sys.modules, "lore_torchrl.envs.minigrid")
+    with pytest.raises(ImportError, match=r"pip install 'lore-torchrl\[minigrid\]'"):
+        import lore_torchrl.envs.minigrid  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["DoorKey-8x8", "MultiRoom-N4-S5", "LavaGapS7"])
+def test_remembered_map_is_the_true_map(name):
+    """Every remembered cell equals the grid's, at the place that dead reckoning gives."""
+    env = make_single_env(f"MiniGrid-{name}-v{int('MultiRoom' in name)}", seed=2)
+    world = env.base_env._env.unwrapped
+    describer = MiniGridDescriber(memory=True)
+    rng = np.random.default_rng(0)
+
+    def seen(td):
+        return {"image": td["image"].numpy(), "direction": td["direction"].numpy(), "mission": ""}
+
+    td = env.reset()
+    describer.observe(0, seen(td), None, reset=True)
+    for _ in range(300):
+        action = int(rng.choice(7, p=[0.2, 0.15, 0.4, 0.1, 0.05, 0.1, 0.0]))
+        after = env.step(td.set("action", torch.eye(7, dtype=torch.int64)[action]))["next"]
+        reset = bool(after["done"])
+        td = env.reset() if reset else after.exclude("reward")
+        describer.observe(0, seen(td), None if reset else action, reset=reset)
+        facts = describer.request(0, seen(td)).facts
+        cells, (column, row) = facts["map"], facts["position"]
+        forward, right = np.asarray(world.dir_vec), np.asarray(world.right_vec)
+        for c, r in np.argwhere(cells[..., 0] != codes.UNSEEN):
+            at = np.asarray(world.agent_pos) + (row - r) * forward + (c - column) * right
+            cell = world.grid.get(*at)
+            truth = (EMPTY, 0, 0) if cell is None else cell.encode()
+            if (c, r) == (column, row) and cells[c, r, 0] == EMPTY:
+                continue  # never seen from outside, such as the door one starts in
+            assert tuple(cells[c, r]) == tuple(truth)

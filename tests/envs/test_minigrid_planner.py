@@ -1,0 +1,221 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+pytest.importorskip("minigrid")
+
+import gymnasium as gym
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.envs.minigrid import row_seed
+from lore_torchrl.envs.minigrid_describe import (
+    ACTIONS,
+    DOOR,
+    EMPTY,
+    GOAL,
+    KEY,
+    LAVA,
+    LOCKED,
+    WALL,
+    MiniGridDescriber,
+)
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+
+GET_GOAL = "get to the green goal square"
+
+
+def observation(things=(), *, held=None, mission=GET_GOAL, direction=0):
+    """A room of walls around the agent's view, with ``things`` at (column, row)."""
+    image = np.ones((7, 7, 3), dtype=np.uint8) * np.array([EMPTY, 0, 0], dtype=np.uint8)
+    image[0], image[6], image[:, 0] = (WALL, 5, 0), (WALL, 5, 0), (WALL, 5, 0)
+    for place, content in things:
+        image[place] = content
+    if held is not None:
+        image[3, 6] = (*held, 0)
+    return {"image": image, "direction": np.array([direction]), "mission": mission}
+
+
+def values(seen, **settings):
+    describer = MiniGridDescriber(**settings)
+    describer.observe(0, seen, None, reset=True)
+    advice = MiniGridPlanner()(describer.request(0, seen))
+    return dict(zip(ACTIONS, advice, strict=True))
+
+
+def best(seen, **settings):
+    advice = values(seen, **settings)
+    return max(advice, key=advice.get)
+
+
+def solved(env_id, *, memory, episodes=100):
+    """Act alone by the advice; return successes and the number of distinct cache keys."""
+    env = gym.make(env_id, disable_env_checker=True)
+    describer = MiniGridDescriber(memory=memory)
+    advisor = ScriptedAdvisor(MiniGridPlanner())
+    wins, actions = 0, {}
+    for episode in range(episodes):
+        seen, _ = env.reset(seed=row_seed(0, episode, evaluation=True))
+        describer.observe(0, seen, None, reset=True)
+        ended = False
+        while not ended:
+            key = describer.cache_key(0, seen)
+            if key not in actions:
+                (advice,) = asyncio.run(advisor.advise([describer.request(0, seen)]))
+                actions[key] = int(np.argmax(advice.logits))
+            action = actions[key]
+            seen, reward, terminated, truncated, _ = env.step(action)
+            describer.observe(0, seen, action, reset=False)
+            ended = terminated or truncated
+        wins += reward > 0
+    return wins, len(actions)
+
+
+@pytest.mark.parametrize("name", ["DoorKey-5x5", "DoorKey-6x6", "DoorKey-8x8"])
+def test_solves_doorkey_with_memory(name):
+    wins, _ = solved(f"MiniGrid-{name}-v0", memory=True)
+    assert wins >= 95
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "MiniGrid-Empty-Random-6x6-v0",
+        "MiniGrid-MultiRoom-N2-S4-v0",
+        "MiniGrid-Unlock-v0",
+        "MiniGrid-LavaGapS6-v0",
+        "MiniGrid-KeyCorridorS3R1-v0",
+        "MiniGrid-UnlockPickup-v0",
+        "MiniGrid-Fetch-6x6-N2-v0",
+    ],
+)
+def test_solves_other_families_with_memory(env_id):
+    wins, _ = solved(env_id, memory=True, episodes=10)
+    assert wins == 10
+
+
+def test_solves_doorkey_5x5_without_memory_from_few_keys():
+    wins, keys = solved("MiniGrid-DoorKey-5x5-v0", memory=False)
+    assert wins >= 95 and keys < 215
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_values_count_the_steps_left(memory):
+    advice = values(observation([((3, 3), (GOAL, 1, 0))]), memory=memory)
+    assert advice["forward"] == -2.0
+    assert advice["toggle"] == advice["done"] == -3.0
+    assert advice["right"] == -4.0 and advice["left"] == -4.25
+    assert advice["forward"] > max(advice["left"], advice["right"])
+
+
+def test_sub_goals_in_order():
+    key, door = ((3, 5), (KEY, 4, 0)), ((3, 5), (DOOR, 4, LOCKED))
+    assert best(observation([key])) == "pickup"
+    assert best(observation([door], held=(KEY, 4))) == "toggle"
+    assert best(observation([door, ((4, 6), (KEY, 4, 0))])) == "right"
+    # A key of another colour does not open the door and is put down for the right one.
+    wrong = observation([door, ((4, 6), (KEY, 4, 0))], held=(KEY, 1))
+    assert values(wrong)["toggle"] < 0.0
+    assert best(observation([door], held=(KEY, 4), mission="open the door")) == "toggle"
+
+
+def test_lava_is_worst():
+    seen = observation([((3, 5), (LAVA, 0, 0)), ((3, 3), (GOAL, 1, 0))])
+    advice = values(seen)
+    assert min(advice, key=advice.get) == "forward"
+    assert best(seen) in ("left", "right")
+
+
+def test_dropping_the_key_before_the_door_costs():
+    advice = values(observation([((3, 3), (DOOR, 4, LOCKED))], held=(KEY, 4)))
+    assert advice["drop"] < advice["done"]
+
+
+def test_without_memory_and_nothing_to_do_it_turns_right():
+    walls = [((c, 5), (WALL, 5, 0)) for c in range(7)]
+    walls += [((2, 6), (WALL, 5, 0)), ((4, 6), (WALL, 5, 0))]
+    assert best(observation(walls)) == "right"
+
+
+@pytest.mark.parametrize(
+    "mission", ["go to the red door", "put the blue ball near the red key", "", "open the box"]
+)
+def test_missions_not_covered_get_no_advice(mission):
+    describer = MiniGridDescriber()
+    request = describer.request(0, observation(mission=mission))
+    assert MiniGridPlanner()(request) is None
+
+
+def test_requests_of_other_describers_get_no_advice():
+    assert MiniGridPlanner()(AdviceRequest("text", ("a", "b"), "key")) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(0, 9), st.integers(0, 2))),
+    st.sampled_from([None, 5, 6, 7]),
+    st.booleans(),
+    st.sampled_from([GET_GOAL, "pick up the red ball", "open the door"]),
+)
+def test_any_view_gets_finite_values(things, held, memory, mission):
+    seen = observation(
+        [((column, row), (kind, 0, state)) for column, row, kind, state in things],
+        held=None if held is None else (held, 0),
+        mission=mission,
+    )
+    if held is None:
+        seen["image"][3, 6] = (EMPTY, 0, 0)
+    advice = values(seen, memory=memory)
+    assert len(advice) == 7 and np.isfinite(list(advice.values())).all()
+
+
+def test_describer_speaks_the_protocol_and_matches_the_recorded_form():
+    describer = MiniGridDescriber()
+    assert isinstance(describer, Describer)
+    seen = observation(
+        [((4, 5), (DOOR, 4, LOCKED)), ((2, 4), (GOAL, 1, 0))], held=(KEY, 4), mission="find it"
+    )
+    text = describer.request(0, seen).description
+    assert "Mission: find it" in text
+    assert "#.G...#\n#...L.#\n#..^..#" in text
+    assert "yellow door (locked): 1 ahead, 1 to the right; goal: 2 ahead, 1 to the left" in text
+    assert "In front of you: empty" in text and "You carry: yellow key" in text
+    assert all(f"- {action}: " in text for action in ACTIONS)
+
+
+def test_cache_key_is_canonical():
+    describer = MiniGridDescriber()
+    key = describer.cache_key(0, observation())
+    assert key == describer.cache_key(3, observation(direction=2))
+    assert key == describer.request(0, observation()).cache_key
+    assert key != describer.cache_key(0, observation(held=(KEY, 4)))
+    assert key != describer.cache_key(0, observation(mission="reach the goal"))
+    compass = MiniGridDescriber(key_direction=True)
+    assert compass.cache_key(0, observation()) != compass.cache_key(0, observation(direction=2))
+
+
+def test_memory_is_kept_by_row_and_forgotten_at_reset():
+    describer = MiniGridDescriber(memory=True)
+    with pytest.raises(RuntimeError, match="Row 0"):
+        describer.cache_key(0, observation())
+    plain, goal = observation(), observation([((3, 4), (GOAL, 1, 0))])
+    describer.observe(0, goal, None, reset=True)
+    describer.observe(1, plain, None, reset=True)
+    fresh = describer.cache_key(1, plain)
+    # Turned away into the dark, row 0 remembers the goal: two behind.
+    dark = {**plain, "image": np.zeros((7, 7, 3), dtype=np.uint8)}
+    for direction in (1, 2):
+        dark["direction"] = np.array([direction])
+        describer.observe(0, dark, 1, reset=False)
+    turned = describer.request(0, dark)
+    assert "goal: 2 behind" in turned.description
+    assert turned.cache_key != fresh
+    describer.observe(0, plain, None, reset=True)
+    assert describer.cache_key(0, plain) == fresh
+
+
+def test_a_view_of_the_wrong_shape_fails():
+    with pytest.raises(ValueError, match=r"\(7, 5, 3\)"):
+        MiniGridDescriber().cache_key(0, {"image": np.zeros((7, 5, 3)), "mission": ""})
