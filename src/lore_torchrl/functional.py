@@ -1,0 +1,244 @@
+"""The arithmetic of LoRe as pure functions over tensors.
+
+Nothing here reads a tensordict, draws a random number, branches on a tensor's value
+or waits for the device, so every function may run inside a compiled learner step or a
+captured CUDA graph. ``A`` is the number of actions, ``*B`` any batch shape.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
+    r"""Return :math:`\sum_i w_i x_i / \max(\sum_i [w_i > 0], 1)`, zero where nothing counts.
+
+    Entries with a zero weight are left out even where they are not finite.
+
+    Args:
+        value: Values, any shape.
+        weight: Non-negative weights of the same shape (or boolean).
+
+    Examples:
+        >>> masked_mean(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]))
+        tensor(1.)
+    """
+    weight = weight.to(value.dtype)
+    counted = weight > 0
+    total = torch.where(counted, value * weight, torch.zeros_like(value)).sum()
+    return total / counted.sum().clamp_min(1)
+
+
+def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    r"""Return :math:`\mathrm{KL}(p \| q)` in nats for normalised log-probabilities.
+
+    Args:
+        log_p: Normalised log-probabilities, shape ``[*B, A]``.
+        log_q: Normalised log-probabilities, shape ``[*B, A]``.
+
+    Returns:
+        Divergence with shape ``[*B]``.
+
+    Examples:
+        >>> uniform = torch.full((4,), 0.25).log()
+        >>> categorical_kl(uniform, uniform)
+        tensor(0.)
+    """
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def clean_advice(
+    prior_logits: Tensor, confidence: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Make advice safe to compute with: rows that cannot be used become exact zeros.
+
+    A row counts where ``mask`` is set and its logits and confidence are finite. The
+    logits are centred, :math:`\ell - \mathrm{mean}_a\,\ell`, and detached; the
+    confidence is clipped to ``[0, 1]``.
+
+    Args:
+        prior_logits: Advice, shape ``[*B, A]``.
+        confidence: Shape ``[*B, 1]``.
+        mask: Boolean, shape ``[*B, 1]``.
+
+    Returns:
+        Centred logits ``[*B, A]``, weight ``[*B, 1]`` (confidence, zero where the row
+        does not count) and the boolean validity ``[*B, 1]``.
+    """
+    prior_logits = prior_logits.detach().float()
+    confidence = confidence.detach().float()
+    # Centred first: the mean of finite but enormous logits may not be finite.
+    logits = prior_logits - prior_logits.mean(-1, keepdim=True)
+    valid = mask & logits.isfinite().all(-1, keepdim=True) & confidence.isfinite()
+    logits = torch.where(valid, logits, torch.zeros_like(logits))
+    weight = torch.where(valid, confidence.clamp(0.0, 1.0), torch.zeros_like(confidence))
+    return logits, weight, valid
+
+
+def mix_logits(log_p: Tensor, direction: Tensor, beta: Tensor) -> Tensor:
+    r"""Add advice to a policy: :math:`\log\mathrm{softmax}(\log p + \beta\, d)`.
+
+    Args:
+        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+        direction: Tempered, centred, confidence-weighted advice, shape ``[*B, A]``.
+        beta: Weight, broadcastable to ``[*B, 1]``.
+    """
+    return torch.log_softmax(log_p + beta * direction, -1)
+
+
+def mix_probs(log_p: Tensor, log_prior: Tensor, gate: Tensor) -> Tensor:
+    r"""Mix two distributions: :math:`\log\left((1-g)\,p + g\,\rho\right)`.
+
+    Args:
+        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+        log_prior: Normalised prior log-probabilities, shape ``[*B, A]``.
+        gate: Weight in ``[0, 1]``, broadcastable to ``[*B, 1]``.
+    """
+    # Where the gate is shut the policy passes through untouched, to the bit.
+    mixed = (1.0 - gate) * log_p.exp() + gate * log_prior.exp()
+    mixed = mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
+    return torch.where(gate > 0, mixed, log_p)
+
+
+def project_weight(
+    mix,
+    log_p: Tensor,
+    other: Tensor,
+    weight: Tensor,
+    max_kl: float | Tensor,
+    *,
+    num_points: int = 64,
+    rounds: int = 1,
+) -> Tensor:
+    r"""Return the largest weight whose mixture stays within a KL ball of the policy.
+
+    .. math::
+        \beta' = \max\{b \le \beta : \mathrm{KL}(\mathrm{mix}(b) \,\|\, p) \le \epsilon\}
+
+    The divergence grows with the weight for both :func:`mix_logits` and
+    :func:`mix_probs`, so a fixed number of ``num_points``-ary searches brackets the
+    answer to ``num_points ** -rounds`` of ``weight``, always from below.
+
+    Args:
+        mix: :func:`mix_logits` or :func:`mix_probs`.
+        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+        other: Second argument of ``mix``, shape ``[*B, A]``.
+        weight: Wanted weight, shape ``[*B, 1]``, not negative.
+        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
+        num_points: Candidates tried side by side in a round. Default: ``64``.
+        rounds: Rounds. Default: ``1``.
+
+    Returns:
+        Weight with shape ``[*B, 1]``; equal to ``weight``, to the bit, wherever that
+        already satisfies the bound.
+    """
+    fraction = torch.arange(1, num_points + 1, device=log_p.device, dtype=log_p.dtype) / num_points
+    low = torch.zeros_like(weight)
+    width = weight
+    log_p = log_p.unsqueeze(-2)
+    other = other.unsqueeze(-2)
+    for _ in range(rounds):
+        candidates = low + width * fraction  # [*B, P]
+        kl = categorical_kl(mix(log_p, other, candidates.unsqueeze(-1)), log_p)
+        # A prefix, not a count: rounding may let a later candidate slip back under.
+        passed = (kl <= max_kl).to(log_p.dtype).cumprod(-1).sum(-1, keepdim=True)
+        low = low + width * (passed / num_points)
+        width = torch.where(passed < num_points, width / num_points, torch.zeros_like(width))
+    return low
+
+
+def align_temperature(
+    log_p: Tensor,
+    prior_logits: Tensor,
+    valid: Tensor,
+    *,
+    minimum: float,
+    maximum: float,
+    iterations: int = 24,
+) -> Tensor:
+    r"""Find the temperature at which the prior is closest to the policy.
+
+    .. math::
+        T^\star = \arg\min_{T \in [T_{\min}, T_{\max}]}
+            \mathrm{mean}_i\, \mathrm{KL}(p_i \,\|\, \mathrm{softmax}(\ell_i / T))
+
+    In :math:`x = 1/T` the objective is convex with derivative
+    :math:`\mathrm{mean}_i(\mathbb{E}_{q_x}[\ell_i] - \mathbb{E}_{p_i}[\ell_i])`, whose
+    single change of sign is bisected. See `On Calibration of Modern Neural Networks
+    <https://arxiv.org/abs/1706.04599>`_ for temperature scaling.
+
+    Args:
+        log_p: Normalised policy log-probabilities, shape ``[N, A]``.
+        prior_logits: Centred advice, shape ``[N, A]``.
+        valid: Rows that count, boolean, shape ``[N, 1]``.
+        minimum: Lower bound on the temperature.
+        maximum: Upper bound on the temperature.
+        iterations: Halvings of the bracket. Default: ``24``.
+
+    Returns:
+        Scalar temperature. Without a valid row it is meaningless; see
+        :class:`~lore_torchrl.modules.TemperatureAligner`, which then keeps its own.
+    """
+    keep = valid.to(log_p.dtype)
+    target = (log_p.exp() * prior_logits * keep).sum()
+    low = log_p.new_tensor(1.0 / maximum)
+    high = log_p.new_tensor(1.0 / minimum)
+    for _ in range(iterations):
+        middle = (low + high) / 2
+        expected = (torch.softmax(middle * prior_logits, -1) * prior_logits * keep).sum()
+        rising = expected > target
+        low, high = torch.where(rising, low, middle), torch.where(rising, middle, high)
+    return 2.0 / (low + high)
+
+
+def two_hot_variance(value_logits: Tensor, bins: Tensor) -> Tensor:
+    r"""Variance of a two-hot critic's own distribution, in symlog units.
+
+    .. math::
+        \mathrm{Var}[V] = \sum_k q_k\, b_k^2 - \bigl(\sum_k q_k\, b_k\bigr)^2
+
+    Args:
+        value_logits: Categorical value logits, shape ``[*B, K]``.
+        bins: Support in symlog space, shape ``[K]``.
+
+    Returns:
+        Variance with shape ``[*B, 1]``.
+    """
+    probs = torch.softmax(value_logits.float(), -1)
+    # One product gives both moments.
+    moments = probs @ torch.stack((bins, bins.square()), -1)
+    return (moments[..., 1:] - moments[..., :1].square()).clamp_min(0.0)
+
+
+def step_multiplier(multiplier: Tensor, violation: Tensor, lr: float, maximum: Tensor) -> Tensor:
+    r"""Dual ascent: :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta v, 0, \lambda_{\max})`.
+
+    Args:
+        multiplier: :math:`\lambda \ge 0`, scalar.
+        violation: Constraint value minus its bound, scalar.
+        lr: Step size :math:`\eta`.
+        maximum: :math:`\lambda_{\max}`.
+    """
+    return torch.minimum((multiplier + lr * violation).clamp_min(0.0), maximum)
+
+
+def linear_schedule(step: Tensor, start: Tensor, end: Tensor, num_steps: int) -> Tensor:
+    """Interpolate from ``start`` at step 0 to ``end`` at ``num_steps`` and beyond.
+
+    Args:
+        step: Number of steps taken, scalar.
+        start: Value at step 0.
+        end: Value from ``num_steps`` on.
+        num_steps: Length; ``0`` means ``end`` from the first step.
+    """
+    if num_steps <= 0:
+        return end
+    return start + (end - start) * (step.to(start.dtype) / num_steps).clamp(0.0, 1.0)
+
+
+def max_entropy(num_actions: int) -> float:
+    """Entropy of the uniform distribution over ``num_actions`` actions, in nats."""
+    return math.log(num_actions)

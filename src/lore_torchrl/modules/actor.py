@@ -1,0 +1,186 @@
+"""The stock actor, with advice mixed in where it acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+)
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from lore_torchrl import keys
+from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
+from lore_torchrl.modules.mixing import LogitMixer, Mixture
+
+
+def _run(module: TensorDictModuleBase, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """Return what ``module`` writes under ``key``.
+
+    A plain one-output module is called without its tensordict wrapper, whose write looks
+    for optional packages on disk each time (tensordict 0.14): twice the network's cost.
+    """
+    if type(module) is TensorDictModule and list(module.out_keys) == [key]:
+        return module.module(*(tensordict.get(in_key) for in_key in module.in_keys))
+    return module(tensordict).get(key)
+
+
+class LoReActor(TensorDictModuleBase):
+    r"""Act with a stock categorical actor, leaning on advice where the gate opens.
+
+    Runs the actor, the critic if the gate wants its variance, the
+    :class:`~lore_torchrl.modules.UncertaintyGate` and the
+    :class:`~lore_torchrl.modules.LogitMixer`, then draws the action from the mixture.
+    Use it to collect; the losses keep the stock actor. Where the advice entries are
+    missing from the input (evaluation with the adviser off), it is the stock actor.
+
+    One set of random numbers serves both policies: with exponential draws
+    :math:`E_a`, the action is :math:`\arg\max_a \pi_{mix}(a)/E_a` and the action that
+    would have been taken without advice is :math:`\arg\max_a \pi_{wm}(a)/E_a`.
+    ``lore_source`` is 1 exactly where these differ. This is how
+    :func:`torch.multinomial` draws one sample, so with the gate shut both the actions
+    and the random stream equal the stock actor's.
+
+    Args:
+        actor: Actor with a one-hot categorical distribution, such as
+            :class:`~torchrl.modules.DreamerV3DiscreteActor`.
+        gate: Decides the weight of the advice.
+        mixer: Mixes and projects.
+
+    Keyword Args:
+        value_model: Critic that writes the gate's value logits. Needed only where the
+            gate's ``value_weight`` is positive. Default: ``None``.
+        action_key: Default: ``"action"``.
+        log_prob_key: Log-probability of the action under the mixture.
+            Default: ``"action_log_prob"``.
+        source_key: Default: ``"lore_source"``.
+
+    Raises:
+        ValueError: If the gate weighs the critic's variance and there is no critic.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.modules import DreamerV3DiscreteActor
+        >>> actor = DreamerV3DiscreteActor(6, 3, depth=1, num_cells=8)
+        >>> lore = LoReActor(actor, UncertaintyGate(3, value_weight=0.0), LogitMixer())
+        >>> td = TensorDict(state=torch.zeros(2, 4), belief=torch.zeros(2, 2), batch_size=[2])
+        >>> sorted(lore(td).keys())[:3]
+        ['action', 'action_log_prob', 'belief']
+    """
+
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        gate: UncertaintyGate,
+        mixer: LogitMixer,
+        *,
+        value_model: TensorDictModuleBase | None = None,
+        action_key: NestedKey = "action",
+        log_prob_key: NestedKey = "action_log_prob",
+        source_key: NestedKey = keys.SOURCE,
+    ):
+        super().__init__()
+        head = actor[-1]
+        head_keys = getattr(head, "dist_keys", None)
+        if head_keys is None or tuple(head_keys) != ("logits",) or len(head.in_keys) != 1:
+            raise ValueError(
+                "actor must end in a categorical distribution over one logits entry, as "
+                f"DreamerV3DiscreteActor does; got {type(head).__name__} with in_keys="
+                f"{getattr(head, 'in_keys', None)}."
+            )
+        if gate.value_weight and value_model is None:
+            raise ValueError(
+                f"The gate has value_weight={gate.value_weight}: pass value_model, "
+                "or build the gate with value_weight=0."
+            )
+        self.actor = actor
+        # The actor without its head; slicing it at every step would cost a module each.
+        self.__dict__["_backbone"] = tuple(actor.module)[:-1]
+        self.gate = gate
+        self.mixer = mixer
+        self.value_model = value_model if gate.value_weight else None
+        self.action_key = action_key
+        self.log_prob_key = log_prob_key
+        self.source_key = source_key
+        self.logits_key = head.in_keys[0]
+        self.advice_keys = mixer.in_keys[1:4]
+        self.in_keys = [*actor.in_keys, *self.advice_keys]
+        if gate.hysteresis is not None:
+            self.in_keys.append(gate.gate_key)
+        self.out_keys = [
+            self.logits_key,
+            *gate.out_keys[:2],
+            *mixer.out_keys,
+            source_key,
+            action_key,
+            log_prob_key,
+            *gate.out_keys[2:],
+        ]
+
+    def compile_decision(self, **kwargs: Any) -> LoReActor:
+        """Compile gate, projection and draw into one kernel with :func:`torch.compile`.
+
+        Worth it where a policy step is short beside its Python: see
+        ``docs/benchmarks.md``. The first step then takes some 15 seconds. Random draws
+        inside the compiled region differ from the eager ones for the same seed.
+
+        Args:
+            **kwargs: Passed on to :func:`torch.compile`.
+        """
+        self._decide = torch.compile(self._decide, **{"dynamic": False, **kwargs})
+        return self
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the action and everything that the gate and the mixer write."""
+        advice = [tensordict.get(key, None) for key in self.advice_keys]
+        if advice[0] is None:
+            return self.actor(tensordict)
+        # Not get_dist: building, sampling and scoring a distribution object costs more
+        # than the gate and the mixer together.
+        *body, last = self._backbone
+        for module in body:
+            module(tensordict)
+        logits = _run(last, tensordict, self.logits_key)
+        log_p = logits - logits.logsumexp(-1, keepdim=True)
+        tensordict.set(self.logits_key, log_p)
+        value_logits = None
+        if self.value_model is not None:
+            value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
+        random = exploration_type() in (ExplorationType.RANDOM, None)
+        weighed, mixture, index, changed = self._decide(
+            log_p, value_logits, *self.gate.carried(tensordict), *advice, random=random
+        )
+        self.gate.write(tensordict, weighed)
+        self.mixer.write(tensordict, mixture)
+        action = torch.zeros_like(log_p, dtype=torch.long).scatter_(-1, index, 1)
+        tensordict.set(self.action_key, action)
+        tensordict.set(self.log_prob_key, mixture.log_probs.gather(-1, index).squeeze(-1))
+        tensordict.set(self.source_key, changed.long() * keys.SOURCE_ADVICE)
+        return tensordict
+
+    def _decide(
+        self,
+        log_p: Tensor,
+        value_logits: Tensor | None,
+        disagreement: Tensor | None,
+        was_active: Tensor | None,
+        prior_logits: Tensor,
+        confidence: Tensor,
+        mask: Tensor,
+        *,
+        random: bool,
+    ) -> tuple[GateOutput, Mixture, Tensor, Tensor]:
+        """Weigh, mix and pick, on tensors alone: what ``torch.compile`` can fuse."""
+        weighed = self.gate.step(log_p, value_logits, disagreement, was_active)
+        mixture = self.mixer.mix(log_p, prior_logits, confidence, mask, weighed.beta)
+        both = torch.stack((mixture.log_probs, log_p))
+        if random:
+            # In place of torch.multinomial, which does just this, for two rows at once.
+            both = torch.softmax(both, -1) / torch.empty_like(log_p).exponential_()
+        index, stock_index = both.argmax(-1, keepdim=True)
+        return weighed, mixture, index, index != stock_index

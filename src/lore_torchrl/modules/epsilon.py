@@ -1,0 +1,78 @@
+"""Random actions that are at least possible, and a note of where they were taken."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import TensorSpec
+from torchrl.modules import EGreedyModule
+
+from lore_torchrl import keys
+
+
+class ValidEGreedyModule(EGreedyModule):
+    r"""TorchRL's :math:`\varepsilon`-greedy exploration, restricted to valid actions.
+
+    Adds two things to :class:`~torchrl.modules.EGreedyModule`: ``lore_source`` becomes
+    2 (random) where a random action replaced another one, and :meth:`anneal` sets
+    :math:`\varepsilon` for a number of frames at once. Random actions are drawn from
+    ``action_mask_key``, so none is wasted on a wall.
+
+    Args:
+        spec: One-hot action spec of the acting environment.
+
+    Keyword Args:
+        eps_init: First :math:`\varepsilon`. Default: ``0.3``.
+        eps_end: Last :math:`\varepsilon`. Default: ``0.1``.
+        annealing_num_steps: Frames between the two. Default: ``10_000``.
+        action_key: Default: ``"action"``.
+        action_mask_key: Valid actions, boolean ``[*B, A]``. Default: ``"action_mask"``.
+        source_key: Default: ``"lore_source"``.
+
+    Raises:
+        ValueError: If an epsilon lies outside ``[0, 1]``, grows, or the length is not positive.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        *,
+        eps_init: float = 0.3,
+        eps_end: float = 0.1,
+        annealing_num_steps: int = 10_000,
+        action_key: NestedKey = "action",
+        action_mask_key: NestedKey | None = "action_mask",
+        source_key: NestedKey = keys.SOURCE,
+    ):
+        if not 0 <= eps_end <= eps_init <= 1:
+            raise ValueError(
+                f"Epsilon needs 0 <= eps_end <= eps_init <= 1, got {eps_end} and {eps_init}."
+            )
+        if annealing_num_steps <= 0:
+            raise ValueError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        super().__init__(
+            spec,
+            eps_init=float(eps_init),
+            eps_end=float(eps_end),
+            annealing_num_steps=annealing_num_steps,
+            action_key=action_key,
+            action_mask_key=action_mask_key,
+        )
+        self.source_key = source_key
+        self.in_keys = [*self.in_keys, source_key]
+        self.out_keys = [*self.out_keys, source_key]
+
+    def anneal(self, frames: int) -> None:
+        """Set epsilon to its value after ``frames`` frames in all."""
+        share = min(frames / self.annealing_num_steps, 1.0)
+        self.eps.copy_(self.eps_init + (self.eps_end - self.eps_init) * share)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replace actions at random and mark the rows where that changed something."""
+        before = tensordict.get(self.action_key)
+        super().forward(tensordict)
+        changed = (tensordict.get(self.action_key) != before).any(-1, keepdim=True)
+        source = tensordict.get(self.source_key)
+        random = torch.full_like(source, keys.SOURCE_RANDOM)
+        tensordict.set(self.source_key, torch.where(changed, random, source))
+        return tensordict

@@ -1,0 +1,305 @@
+"""Deciding how much advice to let through, from how uncertain the agent is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.data import Binary
+from torchrl.envs.transforms import TensorDictPrimer
+
+from lore_torchrl import keys
+from lore_torchrl.functional import max_entropy, two_hot_variance
+
+# The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
+_SYMLOG_RANGE = 20.0
+
+
+class RunningScale(nn.Module):
+    r"""Divide by a running maximum that slowly forgets.
+
+    .. math::
+        s \leftarrow \max(\gamma\, s,\; \max_i x_i), \qquad \hat x = \min(x / s, 1)
+
+    The result is 1 where the quantity is as large as it has recently been anywhere.
+
+    Keyword Args:
+        decay: Forgetting :math:`\gamma` for each update, in ``(0, 1]``. Default: ``0.995``.
+        floor: Smallest scale, keeps noise from being blown up to 1. Default: ``1e-3``.
+    """
+
+    scale: Tensor
+
+    def __init__(self, *, decay: float = 0.995, floor: float = 1e-3):
+        super().__init__()
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {decay}.")
+        if not floor > 0:
+            raise ValueError(f"floor must be positive, got {floor}.")
+        self.decay = decay
+        self.register_buffer("scale", torch.tensor(float(floor)))
+        self.floor = floor
+
+    @torch.no_grad()
+    def update(self, value: Tensor) -> None:
+        """Take note of a batch of non-negative values of any shape."""
+        peak = torch.nan_to_num(value, nan=0.0, posinf=0.0).amax()
+        self.scale.copy_(torch.maximum((self.decay * self.scale).clamp_min(self.floor), peak))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the values on a scale from 0 to 1; what is not finite counts as 1."""
+        return torch.nan_to_num(value / self.scale, nan=1.0, posinf=1.0).clamp(0.0, 1.0)
+
+
+class GateOutput(NamedTuple):
+    """What :meth:`UncertaintyGate.evaluate` returns, each ``[*B, 1]``."""
+
+    uncertainty: Tensor
+    beta: Tensor
+    active: Tensor
+
+
+class UncertaintyGate(TensorDictModuleBase):
+    r"""Turn the agent's uncertainty into a weight for the advice.
+
+    .. math::
+        u &= \frac{w_H \hat H[\pi_{wm}] + w_V \widehat{\mathrm{Var}}[V] + w_D \widehat{D}}
+                  {w_H + w_V + w_D} \in [0, 1] \\
+        \beta &= \beta_{\max}\, \sigma(\kappa (u - \tau))
+
+    :math:`\hat H = H / \log A` needs no statistics: its maximum is known, and a moving
+    scale would hide the very fall in entropy that should shut the gate. The critic's
+    variance (of its two-hot distribution, symlog units) and the disagreement are divided
+    by a :class:`RunningScale`. Disagreement as in `Plan2Explore
+    <https://arxiv.org/abs/2005.05960>`_; a weight of zero costs no compute.
+
+    With ``hysteresis=(low, high)`` an environment's gate opens when :math:`u` reaches
+    ``high`` and shuts when it falls below ``low``; between them it stays as it was. That
+    memory travels in the tensordict (see :meth:`make_tensordict_primer`); without it, as
+    in a loss, a gate counts as open from ``low`` on.
+
+    Args:
+        num_actions: Number of actions :math:`A`.
+
+    Keyword Args:
+        beta_max: Largest weight :math:`\beta_{\max}`; ``0`` switches advice off.
+            A buffer: ``fill_`` it to schedule it. Default: ``1.0``.
+        kappa: Steepness :math:`\kappa`. Default: ``10.0``.
+        tau: Midpoint :math:`\tau` on the scale of :math:`u`. Default: ``0.5``.
+        entropy_weight: :math:`w_H`. Default: ``0.7``.
+        value_weight: :math:`w_V`. Default: ``0.3``.
+        disagreement_weight: :math:`w_D`. Default: ``0.0``.
+        hysteresis: ``(low, high)`` on the scale of :math:`u`, or ``None``. Default: ``None``.
+        warmup_steps: Calls over which :math:`\beta_{\max}` grows from zero, linearly.
+            Default: ``0``.
+        dropout: Probability that a row's :math:`\beta` is zeroed, in training only.
+            Default: ``0.0``.
+        scale_decay: Forgetting of the running scales. Default: ``0.995``.
+        logits_key: Policy logits, ``[*B, A]``. Default: ``"logits"``.
+        value_logits_key: Two-hot value logits, ``[*B, K]``. Default: ``"state_value_logits"``.
+        disagreement_key: ``[*B, 1]``. Default: ``"disagreement"``.
+
+    Raises:
+        ValueError: If a weight is negative, all are zero, or another value is out of range.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> gate = UncertaintyGate(4, value_weight=0.0, kappa=20.0)
+        >>> td = TensorDict(logits=torch.tensor([[0.0] * 4, [50.0, 0, 0, 0]]), batch_size=[2])
+        >>> gate(td)["lore_beta"].round(decimals=2).flatten().tolist()
+        [1.0, 0.0]
+    """
+
+    beta_max: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        num_actions: int,
+        *,
+        beta_max: float = 1.0,
+        kappa: float = 10.0,
+        tau: float = 0.5,
+        entropy_weight: float = 0.7,
+        value_weight: float = 0.3,
+        disagreement_weight: float = 0.0,
+        hysteresis: tuple[float, float] | None = None,
+        warmup_steps: int = 0,
+        dropout: float = 0.0,
+        scale_decay: float = 0.995,
+        logits_key: NestedKey = "logits",
+        value_logits_key: NestedKey = "state_value_logits",
+        disagreement_key: NestedKey = "disagreement",
+        uncertainty_key: NestedKey = keys.UNCERTAINTY,
+        beta_key: NestedKey = keys.BETA,
+        gate_key: str = keys.GATE,
+    ):
+        super().__init__()
+        if num_actions < 2:
+            raise ValueError(f"num_actions must be at least 2, got {num_actions}.")
+        weights = {
+            "entropy_weight": entropy_weight,
+            "value_weight": value_weight,
+            "disagreement_weight": disagreement_weight,
+        }
+        for name, weight in weights.items():
+            if not weight >= 0:
+                raise ValueError(f"{name} must not be negative, got {weight}.")
+        total = sum(weights.values())
+        if not total > 0:
+            raise ValueError(f"At least one of {', '.join(weights)} must be positive.")
+        if not beta_max >= 0:
+            raise ValueError(f"beta_max must not be negative, got {beta_max}.")
+        if not kappa > 0:
+            raise ValueError(f"kappa must be positive, got {kappa}.")
+        if hysteresis is not None and not 0 <= hysteresis[0] <= hysteresis[1] <= 1:
+            raise ValueError(f"hysteresis needs 0 <= low <= high <= 1, got {hysteresis}.")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
+        self.num_actions = num_actions
+        self.kappa = kappa
+        self.tau = tau
+        self.entropy_weight = entropy_weight / total
+        self.value_weight = value_weight / total
+        self.disagreement_weight = disagreement_weight / total
+        self.hysteresis = hysteresis
+        self.warmup_steps = warmup_steps
+        self.dropout = dropout
+        self.register_buffer("beta_max", torch.tensor(float(beta_max)))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        if value_weight:
+            self.value_scale = RunningScale(decay=scale_decay)
+        if disagreement_weight:
+            self.disagreement_scale = RunningScale(decay=scale_decay)
+        self.logits_key = logits_key
+        self.value_logits_key = value_logits_key
+        self.disagreement_key = disagreement_key
+        self.gate_key = gate_key
+        self.in_keys = [logits_key]
+        if value_weight:
+            self.in_keys.append(value_logits_key)
+        if disagreement_weight:
+            self.in_keys.append(disagreement_key)
+        self.out_keys = [uncertainty_key, beta_key]
+        if hysteresis is not None:
+            self.out_keys.append(("next", gate_key))
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """Return the transform that carries the hysteresis from step to step.
+
+        Needed only with ``hysteresis``; append it to the environment that acts.
+        """
+        return TensorDictPrimer(
+            {self.gate_key: Binary(1, dtype=torch.bool)},
+            random=False,
+            default_value=0,
+            expand_specs=True,
+        )
+
+    def _parts(
+        self, log_p: Tensor, value_logits: Tensor | None, disagreement: Tensor | None
+    ) -> dict[str, Tensor]:
+        parts = {}
+        if self.entropy_weight:
+            parts["entropy"] = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+        if self.value_weight:
+            if value_logits is None:
+                raise KeyError(
+                    f"value_weight > 0 needs {self.value_logits_key!r}: pass value_model to the "
+                    "mixing actor, or set value_weight=0."
+                )
+            limit = _SYMLOG_RANGE
+            bins = torch.linspace(-limit, limit, value_logits.shape[-1], device=log_p.device)
+            parts["value"] = two_hot_variance(value_logits, bins)
+        if self.disagreement_weight:
+            if disagreement is None:
+                raise KeyError(
+                    f"disagreement_weight > 0 needs {self.disagreement_key!r} in the tensordict."
+                )
+            parts["disagreement"] = disagreement
+        return parts
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        log_p: Tensor,
+        value_logits: Tensor | None = None,
+        disagreement: Tensor | None = None,
+        was_active: Tensor | None = None,
+        *,
+        update: bool = False,
+    ) -> GateOutput:
+        """Compute the gate on tensors, without dropout.
+
+        Args:
+            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            value_logits: Needed where ``value_weight > 0``, shape ``[*B, K]``.
+            disagreement: Needed where ``disagreement_weight > 0``, shape ``[*B, 1]``.
+            was_active: Hysteresis state, boolean ``[*B, 1]``; ``None`` where unknown.
+            update: Also update the running scales. Default: ``False``.
+        """
+        parts = self._parts(log_p, value_logits, disagreement)
+        uncertainty = torch.zeros_like(log_p[..., :1])
+        if "entropy" in parts:
+            share = self.entropy_weight / max_entropy(self.num_actions)
+            uncertainty = uncertainty + share * parts["entropy"]
+        for name in ("value", "disagreement"):
+            if name in parts:
+                scale = getattr(self, f"{name}_scale")
+                if update:
+                    scale.update(parts[name])
+                uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(parts[name])
+        beta = self.beta_max * torch.sigmoid(self.kappa * (uncertainty - self.tau))
+        if self.warmup_steps:
+            beta = beta * (self.steps / self.warmup_steps).clamp(max=1.0)
+        if self.hysteresis is None:
+            active = torch.ones_like(beta, dtype=torch.bool)
+        else:
+            low, high = self.hysteresis
+            active = uncertainty >= low
+            if was_active is not None:
+                active = active & (was_active | (uncertainty >= high))
+            beta = torch.where(active, beta, torch.zeros_like(beta))
+        return GateOutput(uncertainty, beta, active)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the uncertainty and the weight; in training, update the statistics."""
+        log_p = torch.log_softmax(tensordict.get(self.logits_key), -1)
+        value_logits = tensordict.get(self.value_logits_key, None) if self.value_weight else None
+        self.write(tensordict, self.step(log_p, value_logits, *self.carried(tensordict)))
+        return tensordict
+
+    def carried(self, tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
+        """Read what no network of the actor computes: disagreement and hysteresis state."""
+        return (
+            tensordict.get(self.disagreement_key, None) if self.disagreement_weight else None,
+            tensordict.get(self.gate_key, None) if self.hysteresis is not None else None,
+        )
+
+    def step(
+        self,
+        log_p: Tensor,
+        value_logits: Tensor | None = None,
+        disagreement: Tensor | None = None,
+        was_active: Tensor | None = None,
+    ) -> GateOutput:
+        """Evaluate for acting: in training, with dropout and with updated statistics."""
+        output = self.evaluate(log_p, value_logits, disagreement, was_active, update=self.training)
+        if self.training:
+            self.steps.add_(1)
+            if self.dropout:
+                kept = torch.rand_like(output.beta) >= self.dropout
+                output = output._replace(beta=output.beta * kept)
+        return output
+
+    def write(self, tensordict: TensorDictBase, output: GateOutput) -> None:
+        """Write an evaluation under the output keys."""
+        tensordict.set(self.out_keys[0], output.uncertainty)
+        tensordict.set(self.out_keys[1], output.beta)
+        if self.hysteresis is not None:
+            tensordict.set(self.out_keys[2], output.active)

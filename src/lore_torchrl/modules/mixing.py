@@ -1,0 +1,154 @@
+"""Adding advice to a policy within a KL bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+
+from lore_torchrl import keys
+from lore_torchrl.functional import (
+    categorical_kl,
+    clean_advice,
+    mix_logits,
+    mix_probs,
+    project_weight,
+)
+from lore_torchrl.modules.temperature import TemperatureAligner
+
+
+class Mixture(NamedTuple):
+    r"""What :meth:`LogitMixer.mix` returns.
+
+    Normalised logits ``[*B, A]``, the projected weight ``[*B, 1]`` and
+    :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` ``[*B, 1]``.
+    """
+
+    log_probs: Tensor
+    beta: Tensor
+    kl: Tensor
+
+
+class LogitMixer(TensorDictModuleBase):
+    r"""Mix advice into a categorical policy, never further than a KL bound.
+
+    With :math:`\tilde\ell = \mathrm{sg}(\mathrm{centre}(\ell_{llm})) / T`, mask :math:`m`
+    and confidence :math:`c`, ``mode="logit"`` gives
+
+    .. math::
+        \pi_{mix} = \mathrm{softmax}(\ell_{wm} + \beta' m c\, \tilde\ell),
+
+    and ``mode="probability"`` gives
+    :math:`\pi_{mix} = (1 - g)\,\pi_{wm} + g\,\mathrm{softmax}(\tilde\ell)` with
+    :math:`g = \min(\beta' , 1)\, m c`. In both, :math:`\beta' \le \beta` is the largest
+    weight for which :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm}) \le` ``max_kl``. Rows
+    without usable advice pass the policy through unchanged, to the bit.
+
+    The projection is the trust region of `TRPO <https://arxiv.org/abs/1502.05477>`_ put
+    on the mixture instead of on the update.
+
+    Keyword Args:
+        max_kl: Bound in nats; ``math.inf`` leaves the mixture unprojected.
+            Default: ``1.0``.
+        mode: ``"logit"`` or ``"probability"``. Default: ``"logit"``.
+        temperature: Shared :class:`TemperatureAligner`; ``None`` uses :math:`T = 1`.
+        logits_key: Policy logits to read, ``[*B, A]``. Default: ``"logits"``.
+        prior_logits_key: Default: ``"llm_prior_logits"``.
+        confidence_key: Default: ``"llm_confidence"``.
+        mask_key: Default: ``"llm_mask"``.
+        beta_key: Weight that the gate asks for, ``[*B, 1]``. It is left as it is: callers
+            read from it how much advice would be worth, also where there was none.
+            Default: ``"lore_beta"``.
+        mix_key: Normalised mixed logits to write. Default: ``"lore_logits"``.
+        kl_key: :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` to write. Default: ``"lore_kl"``.
+
+    Raises:
+        ValueError: If ``max_kl`` is negative or NaN, or ``mode`` is unknown.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> mixer = LogitMixer(max_kl=0.2)
+        >>> td = TensorDict(
+        ...     logits=torch.zeros(2, 3),
+        ...     llm_prior_logits=torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]]),
+        ...     llm_confidence=torch.ones(2, 1),
+        ...     llm_mask=torch.tensor([[True], [False]]),
+        ...     lore_beta=torch.ones(2, 1),
+        ...     batch_size=[2],
+        ... )
+        >>> out = mixer(td)
+        >>> bool(out["lore_kl"].max() <= 0.2), out["lore_kl"][1].item()
+        (True, 0.0)
+    """
+
+    def __init__(
+        self,
+        *,
+        max_kl: float = 1.0,
+        mode: Literal["logit", "probability"] = "logit",
+        temperature: TemperatureAligner | None = None,
+        logits_key: NestedKey = "logits",
+        prior_logits_key: NestedKey = keys.PRIOR_LOGITS,
+        confidence_key: NestedKey = keys.CONFIDENCE,
+        mask_key: NestedKey = keys.MASK,
+        beta_key: NestedKey = keys.BETA,
+        mix_key: NestedKey = keys.MIX_LOGITS,
+        kl_key: NestedKey = keys.KL,
+    ):
+        super().__init__()
+        if not max_kl >= 0:
+            raise ValueError(f"max_kl must not be negative, got {max_kl}.")
+        if mode not in ("logit", "probability"):
+            raise ValueError(f"mode must be 'logit' or 'probability', got {mode!r}.")
+        self.max_kl = float(max_kl)
+        self.mode = mode
+        self.temperature = temperature
+        self.in_keys = [logits_key, prior_logits_key, confidence_key, mask_key, beta_key]
+        self.out_keys = [mix_key, kl_key]
+
+    def temper(self, prior_logits: Tensor) -> Tensor:
+        """Divide centred advice by the aligner's temperature, if there is an aligner."""
+        return prior_logits if self.temperature is None else self.temperature(prior_logits)
+
+    @torch.no_grad()
+    def mix(
+        self, log_p: Tensor, prior_logits: Tensor, confidence: Tensor, mask: Tensor, beta: Tensor
+    ) -> Mixture:
+        """Mix, project and measure; see the class for the formulas.
+
+        Args:
+            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            prior_logits: Raw advice, shape ``[*B, A]``.
+            confidence: Shape ``[*B, 1]``.
+            mask: Boolean, shape ``[*B, 1]``.
+            beta: Weight asked for, shape ``[*B, 1]``.
+        """
+        prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
+        beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
+        tempered = self.temper(prior_logits)
+        if self.mode == "logit":
+            mix, other = mix_logits, weight * tempered
+        else:
+            mix, other = mix_probs, torch.log_softmax(tempered, -1)
+            beta = beta.clamp(max=1.0) * weight
+        if math.isfinite(self.max_kl):
+            beta = project_weight(mix, log_p, other, beta, self.max_kl)
+        log_probs = torch.where(beta > 0, mix(log_p, other, beta), log_p)
+        kl = categorical_kl(log_probs, log_p).unsqueeze(-1)
+        return Mixture(log_probs, beta, kl)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the mixed logits and the divergence."""
+        logits, prior_logits, confidence, mask, beta = (tensordict.get(k) for k in self.in_keys)
+        mixture = self.mix(torch.log_softmax(logits, -1), prior_logits, confidence, mask, beta)
+        return self.write(tensordict, mixture)
+
+    def write(self, tensordict: TensorDictBase, mixture: Mixture) -> TensorDictBase:
+        """Write a mixture's logits and divergence under the output keys."""
+        mix_key, kl_key = self.out_keys
+        tensordict.set(mix_key, mixture.log_probs)
+        return tensordict.set(kl_key, mixture.kl)
