@@ -1,0 +1,323 @@
+"""The stock actor loss, plus what is learnt from advice on real states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
+from torchrl.objectives.common import LossModule
+from torchrl.objectives.utils import ValueEstimators
+
+from lore_torchrl import keys
+from lore_torchrl.functional import (
+    categorical_kl,
+    clean_advice,
+    linear_schedule,
+    masked_mean,
+    step_multiplier,
+)
+from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.mixing import LogitMixer
+
+
+class LoReActorLoss(LossModule):
+    r"""Wrap a Dreamer actor loss with gated KL terms and a Lagrange multiplier.
+
+    The stock loss is computed first and returned untouched. On the real posterior
+    states of the input that carry advice, with weight :math:`w = \mathrm{sg}(c\,m)`
+    (confidence times mask), prior :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and
+    :math:`\langle\cdot\rangle` the mean over advised states, it adds
+
+    .. math::
+        \mathtt{loss\_lore\_prior} &= \lambda_\rho\,
+            \langle w\,\mathrm{KL}(\rho \,\|\, \pi_{wm}) \rangle \\
+        \mathtt{loss\_lore\_constraint} &= \lambda\,
+            \mathrm{ReLU}(\langle\mathrm{KL}(
+            \mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle - \delta) \\
+        \mathtt{loss\_lore\_bonus} &= -\beta_b\,
+            \langle w\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho(a)] \rangle
+
+    and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
+    \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. The mixture is the target of
+    the constraint, so its gradient moves the policy towards what it does with advice
+    until the two lie within :math:`\delta`. The bonus takes the expectation over actions
+    exactly instead of scoring one sample. Terms with weight zero are not computed, and a
+    batch without advice leaves the loss, its gradients and the random stream as stock.
+
+    Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
+    stock objective: https://arxiv.org/abs/2301.04104.
+
+    Args:
+        actor_loss: Stock :class:`~torchrl.objectives.DreamerV3ActorLoss` or
+            :class:`~torchrl.objectives.DreamerActorLoss` whose actor is categorical.
+
+    Keyword Args:
+        gate: Gate of the acting policy, for :math:`\pi_{mix}`. Needed for the constraint.
+        mixer: Mixer of the acting policy, for :math:`T` and :math:`\pi_{mix}`.
+            Needed for the constraint; without it :math:`T = 1`.
+        prior_weight: :math:`\lambda_\rho`. Default: ``0.3``.
+        prior_kl: Direction of the prior term: ``"prior_to_policy"`` is
+            :math:`\mathrm{KL}(\rho\|\pi)`, which makes the policy cover the advice;
+            ``"policy_to_prior"`` is :math:`\mathrm{KL}(\pi\|\rho)`.
+            Default: ``"prior_to_policy"``.
+        bonus_weight: :math:`\beta_b`. Default: ``0.0``.
+        multiplier_lr: :math:`\eta` for each update; ``0`` switches the constraint off.
+            Default: ``1e-3``.
+        multiplier_max: :math:`\lambda_{\max}`. Default: ``1.0``.
+        multiplier_init: First :math:`\lambda`. Default: ``0.0``.
+        delta: :math:`\delta` at the first update, nats. Default: ``0.1``.
+        delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
+            Default: ``None``.
+        delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
+
+    Raises:
+        TypeError: If ``actor_loss`` is not a stock Dreamer actor loss.
+        ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is
+            unknown, or the constraint is on without ``gate`` and ``mixer``.
+
+    The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
+    LoRe terms, ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and
+    ``llm_mask`` ``[*B, 1]`` for the observation that this posterior has seen. Rename
+    entries with :meth:`set_keys`; what the wrapped loss knows is passed on to it.
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        """Configurable tensordict keys.
+
+        Attributes:
+            state (NestedKey): Stochastic latent state. Default: ``"state"``.
+            belief (NestedKey): Deterministic latent state. Default: ``"belief"``.
+            prior_logits (NestedKey): Raw advice. Default: ``"llm_prior_logits"``.
+            confidence (NestedKey): Its confidence. Default: ``"llm_confidence"``.
+            mask (NestedKey): Where there is advice. Default: ``"llm_mask"``.
+        """
+
+        state: NestedKey = "state"
+        belief: NestedKey = "belief"
+        prior_logits: NestedKey = keys.PRIOR_LOGITS
+        confidence: NestedKey = keys.CONFIDENCE
+        mask: NestedKey = keys.MASK
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
+    default_value_estimator = ValueEstimators.TDLambda
+    _schedulable_buffers = frozenset({"delta", "delta_end", "multiplier_max"})
+
+    multiplier: Tensor
+    multiplier_max: Tensor
+    delta: Tensor
+    delta_end: Tensor
+    updates: Tensor
+
+    def __init__(
+        self,
+        actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
+        *,
+        gate: UncertaintyGate | None = None,
+        mixer: LogitMixer | None = None,
+        prior_weight: float = 0.3,
+        prior_kl: Literal["prior_to_policy", "policy_to_prior"] = "prior_to_policy",
+        bonus_weight: float = 0.0,
+        multiplier_lr: float = 1e-3,
+        multiplier_max: float = 1.0,
+        multiplier_init: float = 0.0,
+        delta: float = 0.1,
+        delta_end: float | None = None,
+        delta_steps: int = 0,
+    ):
+        super().__init__()
+        if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
+            raise TypeError(
+                "actor_loss must be a DreamerV3ActorLoss or a DreamerActorLoss, got "
+                f"{type(actor_loss).__name__}."
+            )
+        for name, value in {
+            "prior_weight": prior_weight,
+            "bonus_weight": bonus_weight,
+            "multiplier_lr": multiplier_lr,
+            "delta": delta,
+            "delta_end": delta if delta_end is None else delta_end,
+            "delta_steps": delta_steps,
+        }.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}.")
+        if not 0 <= multiplier_init <= multiplier_max:
+            raise ValueError(
+                "The multiplier needs 0 <= multiplier_init <= multiplier_max, got "
+                f"{multiplier_init} and {multiplier_max}."
+            )
+        if prior_kl not in ("prior_to_policy", "policy_to_prior"):
+            raise ValueError(
+                f"prior_kl must be 'prior_to_policy' or 'policy_to_prior', got {prior_kl!r}."
+            )
+        self.constrained = multiplier_lr > 0 or multiplier_init > 0
+        if self.constrained and (gate is None or mixer is None):
+            raise ValueError(
+                "The constraint compares the policy with the mixture that acts: pass the "
+                "policy's gate and mixer, or set multiplier_lr=0."
+            )
+        self.actor_loss = actor_loss
+        self.gate = gate
+        self.mixer = mixer
+        self.prior_weight = prior_weight
+        self.prior_kl = prior_kl
+        self.bonus_weight = bonus_weight
+        self.multiplier_lr = multiplier_lr
+        self.delta_steps = delta_steps
+        self.register_buffer("multiplier", torch.tensor(float(multiplier_init)))
+        self.register_buffer("multiplier_max", torch.tensor(float(multiplier_max)))
+        self.register_buffer("delta", torch.tensor(float(delta)))
+        self.register_buffer(
+            "delta_end", torch.tensor(float(delta if delta_end is None else delta_end))
+        )
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
+    @property
+    def actor_model(self):
+        """Actor of the wrapped loss."""
+        return self.actor_loss.actor_model
+
+    @property
+    def value_model(self):
+        """Critic of the wrapped loss."""
+        return self.actor_loss.value_model
+
+    @property
+    def model_based_env(self):
+        """Imagination environment of the wrapped loss."""
+        return self.actor_loss.model_based_env
+
+    @property
+    def value_estimator(self):
+        """Value estimator of the wrapped loss."""
+        return self.actor_loss.value_estimator
+
+    @property
+    def active(self) -> bool:
+        """Whether any LoRe term can be non-zero."""
+        return bool(self.prior_weight or self.bonus_weight or self.constrained)
+
+    def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any):
+        """Build the wrapped loss's value estimator."""
+        return self.actor_loss.make_value_estimator(value_type, **hyperparams)
+
+    def set_keys(self, **kwargs: NestedKey | None) -> None:
+        """Rename entries here and, where it knows them too, in the wrapped loss."""
+        own = self._AcceptedKeys.__dataclass_fields__
+        inner = self.actor_loss._AcceptedKeys.__dataclass_fields__
+        unknown = [name for name in kwargs if name not in own and name not in inner]
+        if unknown:
+            raise ValueError(
+                f"Unknown tensordict keys {unknown}. Accepted: {sorted({*own, *inner})}."
+            )
+        super().set_keys(**{name: key for name, key in kwargs.items() if name in own})
+        self.actor_loss.set_keys(**{name: key for name, key in kwargs.items() if name in inner})
+
+    def _forward_value_estimator_keys(self, **kwargs) -> None:
+        # The wrapped loss owns the value estimator; set_keys above reaches it.
+        return None
+
+    def current_delta(self) -> Tensor:
+        r"""Return :math:`\delta` at this point of its schedule."""
+        return linear_schedule(self.updates, self.delta, self.delta_end, self.delta_steps)
+
+    def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
+        """Return the stock losses with LoRe's added, and the imagined trajectories."""
+        losses, imagined = self.actor_loss(tensordict)
+        if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
+            losses.update(self.advice_terms(tensordict))
+        return losses, imagined
+
+    def advice_terms(self, tensordict: TensorDictBase) -> TensorDict:
+        """Compute the LoRe terms alone, on states that may carry advice.
+
+        Args:
+            tensordict: ``state``, ``belief`` and the three advice entries, aligned, with
+                any batch shape. Latent features are detached.
+
+        Returns:
+            The ``loss_lore_*`` entries and detached metrics ``lore_kl``,
+            ``lore_multiplier``, ``lore_delta``, ``lore_temperature`` and
+            ``lore_advised`` (share of the states that carry advice). Empty if no term
+            is switched on.
+        """
+        if not self.active:
+            return TensorDict({}, [])
+        tk = self.tensor_keys
+        prior_logits, weight, valid = clean_advice(
+            tensordict.get(tk.prior_logits),
+            tensordict.get(tk.confidence),
+            tensordict.get(tk.mask),
+        )
+        features = tensordict.select(*self.actor_model.in_keys).detach()
+        log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
+        aligner = None if self.mixer is None else self.mixer.temperature
+        if aligner is not None and self.training:
+            aligner.update(log_p.detach(), prior_logits, valid)
+        tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
+        log_prior = torch.log_softmax(tempered, -1)
+        weight, valid = weight.squeeze(-1), valid.squeeze(-1)
+
+        terms = {"lore_advised": valid.float().mean()}
+        if self.prior_weight:
+            pair = (log_prior, log_p) if self.prior_kl == "prior_to_policy" else (log_p, log_prior)
+            terms["loss_lore_prior"] = self.prior_weight * masked_mean(
+                weight * categorical_kl(*pair), valid
+            )
+        if self.bonus_weight:
+            expected = (log_p.exp() * log_prior).sum(-1)
+            terms["loss_lore_bonus"] = -self.bonus_weight * masked_mean(weight * expected, valid)
+        if self.constrained:
+            kl = masked_mean(self._mixture_kl(features, log_p, tensordict), valid)
+            delta = self.current_delta()
+            terms["loss_lore_constraint"] = self.multiplier.clone() * (kl - delta).clamp_min(0.0)
+            terms["lore_kl"] = kl
+            if self.training:
+                violation = torch.where(valid.any(), kl.detach() - delta, torch.zeros_like(delta))
+                self.multiplier.copy_(
+                    step_multiplier(
+                        self.multiplier, violation, self.multiplier_lr, self.multiplier_max
+                    )
+                )
+            terms["lore_delta"] = delta
+            terms["lore_multiplier"] = self.multiplier
+        if aligner is not None:
+            terms["lore_temperature"] = aligner.temperature
+        if self.training:
+            self.updates.add_(1)
+        return TensorDict(
+            {
+                name: value if name.startswith("loss_") else value.detach().clone()
+                for name, value in terms.items()
+            },
+            [],
+        )
+
+    def _mixture_kl(
+        self, features: TensorDictBase, log_p: Tensor, tensordict: TensorDictBase
+    ) -> Tensor:
+        value_logits = None
+        if self.gate.value_weight:
+            with torch.no_grad():
+                values = self.value_model(tensordict.select(*self.value_model.in_keys).detach())
+            value_logits = values.get(self.gate.value_logits_key)
+        beta = self.gate.evaluate(
+            log_p.detach(),
+            value_logits,
+            tensordict.get(self.gate.disagreement_key, None),
+        ).beta
+        tk = self.tensor_keys
+        mixture = self.mixer.mix(
+            log_p.detach(),
+            tensordict.get(tk.prior_logits),
+            tensordict.get(tk.confidence),
+            tensordict.get(tk.mask),
+            beta,
+        )
+        return categorical_kl(mixture.log_probs, log_p)

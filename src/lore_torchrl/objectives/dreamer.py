@@ -1,0 +1,127 @@
+"""LoRe inside TorchRL's composed DreamerV3 objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import unravel_key
+from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
+
+from lore_torchrl import keys
+from lore_torchrl.objectives.actor import LoReActorLoss
+
+# Dynamo reads a property neither through super() nor through its fget: the stepper's first
+# line would break the graph.
+_stock_in_keys = DreamerV3Loss.in_keys.fget
+
+
+class LoReDreamerV3Loss(DreamerV3Loss):
+    r"""DreamerV3's composed objective with LoRe's terms on the posterior states.
+
+    :class:`~torchrl.objectives.DreamerV3Loss` hands only latent features to its actor
+    loss, so advice would be lost on the way. This class reads it under ``"next"``: the
+    posterior at index :math:`t` has seen ``observation`` :math:`t+1`, and
+    ``("next", "llm_prior_logits")`` is the advice for that observation. The stock
+    objective is computed by ``super().forward`` and is not changed.
+
+    Goes through :class:`~torchrl.trainers.algorithms.DreamerV3OptimizationStepper`,
+    compiled or captured, like the stock class.
+
+    Args:
+        model_loss: Stock world-model objective.
+        actor_loss: :class:`LoReActorLoss` around the stock imagination objective.
+        value_loss: Stock critic objective.
+
+    Keyword Args:
+        replay_value_loss_weight: As in the stock class. Default: ``0.3``.
+        continuation_horizon: As in the stock class. Default: ``333.0``.
+        lmbda: As in the stock class. Default: ``0.95``.
+
+    Raises:
+        TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
+        KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
+            entries, which usually means that a ``SelectTransform`` dropped them.
+    """
+
+    @dataclass
+    class _AcceptedKeys(DreamerV3Loss._AcceptedKeys):
+        """Stock keys, and the advice entries read under ``"next"``.
+
+        Attributes:
+            prior_logits (NestedKey): Default: ``"llm_prior_logits"``.
+            confidence (NestedKey): Default: ``"llm_confidence"``.
+            mask (NestedKey): Default: ``"llm_mask"``.
+        """
+
+        prior_logits: NestedKey = keys.PRIOR_LOGITS
+        confidence: NestedKey = keys.CONFIDENCE
+        mask: NestedKey = keys.MASK
+
+    tensor_keys: _AcceptedKeys
+    default_keys = _AcceptedKeys
+
+    def __init__(
+        self,
+        model_loss: DreamerV3ModelLoss,
+        actor_loss: LoReActorLoss,
+        value_loss: DreamerV3ValueLoss,
+        *,
+        replay_value_loss_weight: float = 0.3,
+        continuation_horizon: float = 333.0,
+        lmbda: float = 0.95,
+    ):
+        if not isinstance(actor_loss, LoReActorLoss):
+            raise TypeError(
+                f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
+                "stock actor loss in LoReActorLoss(...) first."
+            )
+        super().__init__(
+            model_loss,
+            actor_loss,
+            value_loss,
+            replay_value_loss_weight=replay_value_loss_weight,
+            continuation_horizon=continuation_horizon,
+            lmbda=lmbda,
+        )
+
+    def _advice_keys(self) -> dict[str, NestedKey]:
+        return {
+            name: unravel_key(("next", getattr(self.tensor_keys, name)))
+            for name in ("prior_logits", "confidence", "mask")
+        }
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The stock inputs and, under ``"next"``, the advice entries."""
+        return [*_stock_in_keys(self), *self._advice_keys().values()]
+
+    def forward(self, sample: TensorDictBase) -> TensorDictBase:
+        """Compute the stock objectives and LoRe's terms.
+
+        Args:
+            sample: Real transition sequences ``[batch, time]`` with advice under
+                ``"next"``.
+
+        Returns:
+            What the stock class returns, with ``loss_lore_*`` and LoRe's metrics.
+        """
+        result = super().forward(sample)
+        if not self.actor_loss.active:
+            return result
+        actor_keys = self.actor_loss.tensor_keys
+        context = result.get(self.tensor_keys.replay_context)
+        advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
+        advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
+        advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
+        for name, key in self._advice_keys().items():
+            value = sample.get(key, None)
+            if value is None:
+                raise KeyError(
+                    f"The sample has no {key!r}. Keep the advice entries in replay: add them to "
+                    "the collector's SelectTransform and to the warm-up sample."
+                )
+            if name == "mask":
+                value = value.reshape(*sample.batch_size, 1)
+            advised.set(getattr(actor_keys, name), value)
+        return result.update(self.actor_loss.advice_terms(advised))
