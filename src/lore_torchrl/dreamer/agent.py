@@ -1,0 +1,274 @@
+"""Stock DreamerV3 networks for vector observations and discrete actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+from torchrl.data import Composite, OneHot, Unbounded
+from torchrl.envs.model_based.dreamer import DreamerEnv
+from torchrl.modules import (
+    DreamerV3DiscreteActor,
+    DreamerV3MLP,
+    RSSMPosteriorV3,
+    RSSMPriorV3,
+    RSSMRolloutV3,
+    RSSMStateEstimatorV3,
+    SymExpTwoHot,
+    WorldModelWrapper,
+)
+from torchrl.objectives import symexp, symlog
+
+from lore_torchrl.configs import DreamerConfig
+
+
+class _Carry(nn.Module):
+    """Hand the latent state and the action to the next step, in float32."""
+
+    def forward(
+        self, state: Tensor, belief: Tensor, action: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return state.float(), belief.float(), action.float()
+
+
+class _Symlog(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return symlog(value)
+
+
+class _Symexp(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return symexp(value.float())
+
+
+class _Float(nn.Module):
+    """Leave autocast: losses and distributions are computed in float32."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.float()
+
+
+@dataclass(frozen=True)
+class DreamerAgent:
+    """The modules of one DreamerV3 agent; all share parameters where DreamerV3 shares them.
+
+    Args:
+        world_model: Encoder, RSSM rollout, decoder, reward and continuation heads.
+        imagination: Model-based environment over the shared dynamics and reward head.
+        continuation: Imagined continuation probability from the shared head.
+        actor: One-hot categorical actor over state and belief.
+        value: Two-hot critic; writes ``state_value_logits`` and ``state_value``.
+        filter: Encoder and state estimator of the acting policy: observation in, posterior
+            ``state`` and ``belief`` out.
+        state_dim: Size of the flattened stochastic state.
+        belief_dim: Size of the deterministic state.
+        num_actions: Number of actions.
+    """
+
+    world_model: TensorDictSequential
+    imagination: DreamerEnv
+    continuation: TensorDictSequential
+    actor: ProbabilisticTensorDictSequential
+    value: TensorDictSequential
+    filter: TensorDictSequential
+    state_dim: int
+    belief_dim: int
+    num_actions: int
+
+    def policy(
+        self, actor: TensorDictModuleBase | None = None, *after: TensorDictModuleBase
+    ) -> TensorDictSequential:
+        """Build the acting policy.
+
+        Args:
+            actor: What picks the action: the stock actor (default) or a
+                :class:`~lore_torchrl.modules.LoReActor` around it.
+            *after: Modules between the action and its hand-over to the next step, such
+                as exploration.
+
+        Returns:
+            A policy that reads ``observation``, ``is_init`` and the primed ``state``,
+            ``belief``, ``previous_action``, and writes ``action`` and their successors.
+        """
+        return TensorDictSequential(
+            *self.filter,
+            self.actor if actor is None else actor,
+            *after,
+            TensorDictModule(
+                _Carry(),
+                in_keys=["state", "belief", "action"],
+                out_keys=[("next", "state"), ("next", "belief"), ("next", "previous_action")],
+            ),
+        )
+
+    def primers(self) -> dict[str, Unbounded]:
+        """Specs of what a :class:`~torchrl.envs.TensorDictPrimer` must carry for the policy."""
+        return {
+            "state": Unbounded((self.state_dim,)),
+            "belief": Unbounded((self.belief_dim,)),
+            "previous_action": Unbounded((self.num_actions,)),
+        }
+
+
+def build_agent(
+    config: DreamerConfig,
+    *,
+    observation_dim: int,
+    num_actions: int,
+    device: torch.device | str = "cpu",
+) -> DreamerAgent:
+    """Build the networks of stock DreamerV3 from TorchRL's public modules.
+
+    Paper: https://arxiv.org/abs/2301.04104.
+
+    Args:
+        config: Sizes.
+
+    Keyword Args:
+        observation_dim: Size of the flat ``observation``.
+        num_actions: Number of discrete actions.
+        device: Where the parameters live. Default: ``"cpu"``.
+    """
+    c = config
+    state_dim = c.num_categoricals * c.num_classes
+    features = state_dim + c.belief_dim
+    with torch.device(device):
+        embed = DreamerV3MLP(
+            observation_dim, None, c.encoder_layers, c.hidden_dim, norm_eps=c.norm_eps
+        )
+        prior_net = RSSMPriorV3(
+            action_shape=(num_actions,),
+            action_dim=num_actions,
+            hidden_dim=c.hidden_dim,
+            rnn_hidden_dim=c.belief_dim,
+            num_categoricals=c.num_categoricals,
+            num_classes=c.num_classes,
+            recurrent_model="block_gru",
+            num_blocks=c.num_blocks,
+            num_layers=c.dynamics_layers,
+            prior_num_layers=c.prior_layers,
+            norm_eps=c.norm_eps,
+            unimix=c.unimix,
+        )
+        posterior_net = RSSMPosteriorV3(
+            hidden_dim=c.hidden_dim,
+            rnn_hidden_dim=c.belief_dim,
+            obs_embed_dim=c.hidden_dim,
+            num_categoricals=c.num_categoricals,
+            num_classes=c.num_classes,
+            use_rms_norm=True,
+            num_layers=c.posterior_layers,
+            norm_eps=c.norm_eps,
+            unimix=c.unimix,
+        )
+        decoder = DreamerV3MLP(
+            features, observation_dim, c.decoder_layers, c.hidden_dim, norm_eps=c.norm_eps
+        )
+        head = {"depth": c.head_layers, "num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
+        reward_net = DreamerV3MLP(features, c.num_bins, outscale=0.0, **head)
+        continue_net = DreamerV3MLP(features, 1, **head)
+        two_hot = SymExpTwoHot(c.num_bins)
+        actor = DreamerV3DiscreteActor(
+            features,
+            num_actions,
+            depth=c.actor_layers,
+            num_cells=c.hidden_dim,
+            norm_eps=c.norm_eps,
+            unimix=c.unimix,
+        )
+        value_net = DreamerV3MLP(
+            features, c.num_bins, c.value_layers, c.hidden_dim, outscale=0.0, norm_eps=c.norm_eps
+        )
+        value_two_hot = SymExpTwoHot(c.num_bins)
+
+    def encoder(prefix: tuple[str, ...]) -> list[TensorDictModule]:
+        source, modules = (*prefix, "observation"), []
+        if c.symlog:
+            modules.append(TensorDictModule(_Symlog(), [source], [(*prefix, "symlog")]))
+            source = (*prefix, "symlog")
+        modules.append(TensorDictModule(embed, [source], [(*prefix, "encoded_latents")]))
+        return modules
+
+    def reward_head(*prefix: str) -> list[TensorDictModule]:
+        logits = (*prefix, "reward_logits")
+        return [
+            TensorDictModule(reward_net, [(*prefix, "belief"), (*prefix, "state")], [logits]),
+            TensorDictModule(_Float(), [logits], [logits]),
+            TensorDictModule(two_hot, [logits], [(*prefix, "reward")]),
+        ]
+
+    rollout = RSSMRolloutV3(
+        TensorDictModule(
+            prior_net,
+            in_keys=["state", "belief", "action"],
+            out_keys=[("next", "prior_logits"), ("next", "state"), ("next", "belief")],
+        ),
+        TensorDictModule(
+            posterior_net,
+            in_keys=[("next", "belief"), ("next", "encoded_latents")],
+            out_keys=[("next", "posterior_logits"), ("next", "state")],
+        ),
+        reset_key="is_init",
+    )
+    world_model = TensorDictSequential(
+        *encoder(("next",)),
+        rollout,
+        TensorDictModule(decoder, [("next", "state"), ("next", "belief")], [("next", "reco")]),
+        TensorDictModule(
+            _Symexp() if c.symlog else _Float(), [("next", "reco")], [("next", "reco")]
+        ),
+        *reward_head("next"),
+        TensorDictModule(
+            continue_net, [("next", "belief"), ("next", "state")], [("next", "continue_pred")]
+        ),
+        TensorDictModule(_Float(), [("next", "continue_pred")], [("next", "continue_pred")]),
+    )
+    imagination = DreamerEnv(
+        WorldModelWrapper(
+            TensorDictModule(
+                prior_net,
+                in_keys=["state", "belief", "action"],
+                out_keys=["_", "state", "belief"],
+            ),
+            TensorDictSequential(*reward_head()),
+        ),
+        prior_shape=(state_dim,),
+        belief_shape=(c.belief_dim,),
+        device=device,
+    )
+    imagination.observation_spec = Composite(
+        state=Unbounded(state_dim), belief=Unbounded(c.belief_dim)
+    ).to(device)
+    imagination.state_spec = imagination.observation_spec.clone()
+    imagination.action_spec = OneHot(num_actions).to(device)
+    imagination.reward_spec = Unbounded((1,)).to(device)
+
+    continuation = TensorDictSequential(
+        TensorDictModule(continue_net, ["belief", "state"], ["continue_logits"]),
+        TensorDictModule(_Float(), ["continue_logits"], ["continue_logits"]),
+        TensorDictModule(nn.Sigmoid(), ["continue_logits"], ["continuation"]),
+    )
+    value = TensorDictSequential(
+        TensorDictModule(value_net, ["belief", "state"], ["state_value_logits"]),
+        TensorDictModule(_Float(), ["state_value_logits"], ["state_value_logits"]),
+        TensorDictModule(value_two_hot, ["state_value_logits"], ["state_value"]),
+    )
+    acting = TensorDictSequential(*encoder(()), RSSMStateEstimatorV3(prior_net, posterior_net))
+    return DreamerAgent(
+        world_model=world_model,
+        imagination=imagination,
+        continuation=continuation,
+        actor=actor,
+        value=value,
+        filter=acting,
+        state_dim=state_dim,
+        belief_dim=c.belief_dim,
+        num_actions=num_actions,
+    )

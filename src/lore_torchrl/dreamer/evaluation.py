@@ -1,0 +1,71 @@
+"""Held-out evaluation: does the agent manage without its adviser?"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
+
+
+@torch.no_grad()
+def evaluate(
+    policy: TensorDictModuleBase,
+    env: EnvBase,
+    *,
+    seed: int = 0,
+    max_steps: int | None = None,
+    deterministic: bool = False,
+) -> dict[str, float]:
+    """Play one episode in each row of a batched environment and report the outcome.
+
+    Training's random streams are left as they were.
+
+    Args:
+        policy: Acting policy, built without advice.
+        env: Batched environment with ``success`` under ``"next"``; one row an episode.
+
+    Keyword Args:
+        seed: Seed of the policy's draws; the environment brings its own. Default: ``0``.
+        max_steps: Stop after so many steps even where an episode goes on.
+            Default: ``None``, the environment's own limit.
+        deterministic: Take the likeliest action instead of sampling. Default: ``False``.
+
+    Returns:
+        ``success`` (share of episodes), ``return`` and ``length`` (means) and
+        ``episodes``.
+    """
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    was_training = policy.training
+    policy.eval()
+    with torch.random.fork_rng(), set_exploration_type(kind):
+        torch.manual_seed(seed)
+        td = env.reset()
+        rows = td.batch_size[0]
+        alive = torch.ones(rows, 1, dtype=torch.bool)
+        total = torch.zeros(rows, 1)
+        length = torch.zeros(rows, 1)
+        success = torch.zeros(rows, 1, dtype=torch.bool)
+        device = next(policy.parameters()).device
+        for _ in itertools.count() if max_steps is None else range(max_steps):
+            td = policy(td.to(device)).to(td.device)
+            # Finished rows are not stepped: their worlds stand still until the next reset.
+            td.set("_step", alive.squeeze(-1))
+            td = env.step(td)
+            outcome = td.get("next")
+            total += torch.where(alive, outcome.get("reward"), 0.0)
+            length += alive
+            success |= alive & outcome.get("success")
+            alive &= ~outcome.get("done")
+            if not alive.any():
+                break
+            td = step_mdp(td)
+    policy.train(was_training)
+    return {
+        "success": success.float().mean().item(),
+        "return": total.mean().item(),
+        "length": length.mean().item(),
+        "episodes": float(rows),
+    }

@@ -1,0 +1,94 @@
+"""Figures of one run, or of several side by side, from their ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lore_torchrl.dreamer.logging import read_metrics
+
+_PANELS: dict[str, tuple[tuple[str, str], ...]] = {
+    "success": (
+        ("eval/success", "held-out success, adviser off"),
+        ("train/success", "success in training"),
+    ),
+    "advice": (
+        ("advice/calls", "adviser calls in all"),
+        ("calls_per_1000", "calls per 1,000 steps"),
+    ),
+    "policy": (
+        ("lore/beta_mean", "gate's weight β"),
+        ("lore/kl", "KL(mix ‖ policy), nats"),
+        ("lore/entropy_wm", "policy entropy, nats"),
+    ),
+}
+
+
+def _with_density(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    out, last = [], None
+    for row in rows:
+        row = dict(row)
+        if "advice/calls" in row:
+            step, calls = last or (0, 0.0)
+            if row["step"] > step:
+                density = 1000 * (row["advice/calls"] - calls) / (row["step"] - step)
+                row["calls_per_1000"] = density
+            last = (row["step"], row["advice/calls"])
+        out.append(row)
+    return out
+
+
+def save_figures(
+    output: str | Path, runs: Mapping[str, str | Path] | None = None, *, suffix: str = "png"
+) -> list[Path]:
+    """Draw success, calls and their density, β, KL and entropy over environment steps.
+
+    Args:
+        output: Folder; the figures go to its subfolder ``figures``.
+        runs: Run folders by the name that the legend shows. Default: ``output`` itself.
+
+    Keyword Args:
+        suffix: File type, as matplotlib knows it. Default: ``"png"``.
+
+    Returns:
+        Paths of the figures; a figure none of whose metrics was logged is left out.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise ImportError(
+            "Figures need matplotlib: pip install 'lore-torchrl[train]', or set "
+            "logger.figures=false."
+        ) from err
+    folder = Path(output) / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {Path(output).name: output} if runs is None else runs
+    data = {name: _with_density(read_metrics(path)) for name, path in runs.items()}
+    paths = []
+    for figure_name, panels in _PANELS.items():
+        figure = Figure(figsize=(5.0 * len(panels), 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        drawn = False
+        for axes, (metric, title) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            for name, rows in data.items():
+                points = [(row["step"], row[metric]) for row in rows if metric in row]
+                if points:
+                    axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+                    drawn = True
+            axes.set(title=title, xlabel="environment steps")
+            if "success" in metric:
+                axes.set_ylim(-0.03, 1.03)
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend()
+        if drawn:
+            path = folder / f"{figure_name}.{suffix}"
+            figure.savefig(path, dpi=120)
+            paths.append(path)
+    return paths

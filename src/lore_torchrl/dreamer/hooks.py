@@ -1,0 +1,283 @@
+"""Hooks that let TorchRL's :class:`~torchrl.trainers.Trainer` carry DreamerV3 and LoRe."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import ReplayBufferEnsemble
+from torchrl.trainers import Trainer
+from torchrl.trainers.algorithms import DreamerV3UpdateRatio
+from torchrl.trainers.trainers import TrainerHookBase
+
+from lore_torchrl.dreamer.logging import RunLogger
+from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
+
+
+class DreamerReplayHook(TrainerHookBase):
+    """Store records, owe updates by the replay ratio, and refresh latent states.
+
+    :class:`~torchrl.trainers.Trainer` with ``optim_steps_per_batch=None`` asks for samples
+    until its sampling hook raises ``StopIteration``; this hook raises it when the updates
+    that the collected steps have earned are done.
+
+    Args:
+        replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
+
+    Keyword Args:
+        batch_size: Sequences in a sample.
+        seq_len: Records of a sequence that the learner sees.
+        replay_ratio: Trained records for each environment step; updates for each step are
+            this divided by ``batch_size * seq_len``.
+        learning_starts: Environment steps before the first update.
+        observed_keys: Entries kept with each observation (add the advice entries).
+        device: Where samples go. Default: ``"cpu"``.
+    """
+
+    def __init__(
+        self,
+        replay: ReplayBufferEnsemble,
+        *,
+        batch_size: int,
+        seq_len: int,
+        replay_ratio: float,
+        learning_starts: int,
+        observed_keys: Sequence[NestedKey] = OBSERVED_KEYS,
+        device: torch.device | str = "cpu",
+    ):
+        self.replay = replay
+        self.batch_size = batch_size
+        self.seq_len = seq_len
+        self.schedule = DreamerV3UpdateRatio(replay_ratio / (batch_size * seq_len))
+        self.learning_starts = learning_starts
+        self.observed_keys = tuple(observed_keys)
+        self.device = torch.device(device)
+        self.updates = 0
+        self._owed = 0
+        self._trainer: Trainer | None = None
+
+    def extend(self, batch: TensorDictBase) -> None:
+        """Store a collector batch."""
+        self.replay.extend(stream_records(batch, self.observed_keys))
+
+    def start(self) -> None:
+        """Count the updates owed for the steps collected so far."""
+        steps = self._trainer.collected_frames
+        if steps < self.learning_starts or not self.replay.can_sample():
+            self._owed = 0
+        else:
+            self._owed = self.schedule(steps)
+
+    def sample(self, _batch: TensorDictBase) -> TensorDictBase:
+        """Return the next sample, or end this round of updates."""
+        if not self._owed:
+            raise StopIteration
+        self._owed -= 1
+        self.updates += 1
+        sample = self.replay.sample().reshape(self.batch_size, self.seq_len + 1)
+        self._handles = sample.select("index", "index_generation")
+        sample = sample.exclude("index", "index_generation")
+        return sample[:, :-1].to(self.device, non_blocking=True)
+
+    def write_back(self, sample: TensorDictBase) -> None:
+        """Refresh the stored latent states after an update."""
+        write_back_latents(self.replay, self._handles, sample.get("replay_context"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule's progress and the sampler's random state."""
+        return {
+            "schedule": self.schedule.state_dict(),
+            "updates": self.updates,
+            "rng": self.replay._rng.get_state().tolist(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the schedule's progress and the sampler's random state."""
+        self.schedule.load_state_dict(state_dict["schedule"])
+        self.updates = state_dict["updates"]
+        generator = torch.Generator()
+        generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
+        self.replay.set_rng(generator)
+
+    def register(self, trainer: Trainer, name: str = "dreamer_replay") -> None:
+        """Attach to the trainer's batch, sampling and post-update slots."""
+        self._trainer = trainer
+        trainer.register_op("batch_process", self.extend)
+        trainer.register_op("pre_optim_steps", self.start)
+        trainer.register_op("process_optim_batch", self.sample)
+        trainer.register_op("post_optim_log", self.write_back)
+        trainer.register_module(name, self)
+
+
+class MetricsHook(TrainerHookBase):
+    """Average what is collected and learnt over an interval and write one row of it.
+
+    Args:
+        logger: Where rows go.
+
+    Keyword Args:
+        interval: Environment steps between rows.
+        num_envs: Environments; episodes are followed for each.
+        batch_metrics: Functions from a collector batch to scalars, averaged over batches.
+        gauges: Functions to scalars that are read when a row is written.
+        updates: Returns the number of learner updates so far.
+    """
+
+    def __init__(
+        self,
+        logger: RunLogger,
+        *,
+        interval: int,
+        num_envs: int,
+        updates: Callable[[], int],
+        batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, float]]] = (),
+        gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
+    ):
+        self.logger = logger
+        self.interval = interval
+        self.batch_metrics = tuple(batch_metrics)
+        self.gauges = tuple(gauges)
+        self.updates = updates
+        self._returns = torch.zeros(num_envs)
+        self._lengths = torch.zeros(num_envs)
+        self._next = interval
+        self._elapsed = 0.0
+        self._window: dict[str, list[float]] = defaultdict(list)
+        self._started = time.perf_counter()
+        self._window_start = (0, 0.0)
+        self._trainer: Trainer | None = None
+        self._success = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self._elapsed + time.perf_counter() - self._started
+
+    def collected(self, batch: TensorDictBase) -> dict[str, Any]:
+        """Follow episodes and note the batch's metrics; feed the progress bar."""
+        reward = batch.get(("next", "reward")).squeeze(-1).cpu()
+        done = batch.get(("next", "done")).squeeze(-1).cpu()
+        success = batch.get(("next", "success")).squeeze(-1).cpu()
+        for step in range(reward.shape[1]):
+            self._returns += reward[:, step]
+            self._lengths += 1
+            ended = done[:, step]
+            if ended.any():
+                self._window["train/success"] += success[ended, step].float().tolist()
+                self._window["train/return"] += self._returns[ended].tolist()
+                self._window["train/episode_length"] += self._lengths[ended].tolist()
+                self._returns[ended] = 0
+                self._lengths[ended] = 0
+        for function in self.batch_metrics:
+            for name, value in function(batch).items():
+                self._window[name].append(value)
+        bar = {"log_pbar": True}
+        if self._window["train/success"]:
+            recent = self._window["train/success"]
+            self._success = sum(recent) / len(recent)
+        bar["success"] = self._success
+        for gauge in self.gauges:
+            values = gauge()
+            if "advice/calls" in values:
+                bar["calls"] = int(values["advice/calls"])
+        if self._window["lore/kl"]:
+            bar["kl"] = self._window["lore/kl"][-1]
+        return bar
+
+    def learned(self, losses: TensorDictBase | None) -> None:
+        """Note the losses and metrics of one round of updates (``None`` if it had none)."""
+        if losses is None:
+            return
+        for key, value in losses.items():
+            name = key.removeprefix("loss_")
+            group = "loss" if name != key else "learner"
+            self._window[f"{group}/{name}"].append(value)
+
+    def write(self) -> None:
+        """Write a row if the interval has passed."""
+        step = self._trainer.collected_frames
+        if step < self._next and step < self._trainer.total_frames:
+            return
+        self._next = (step // self.interval + 1) * self.interval
+        row = {}
+        for name, values in self._window.items():
+            if values:
+                row[name] = sum(float(value) for value in values) / len(values)
+        row["train/episodes"] = float(len(self._window["train/success"]))
+        for gauge in self.gauges:
+            row.update(gauge())
+        last_step, last_time = self._window_start
+        elapsed = self.elapsed
+        row["time/updates"] = float(self.updates())
+        row["time/elapsed_s"] = elapsed
+        row["time/steps_per_s"] = (step - last_step) / max(elapsed - last_time, 1e-9)
+        self._window_start = (step, elapsed)
+        self.logger.log(step, row)
+        self._window.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next row is due and the time spent so far."""
+        return {"next": self._next, "elapsed": self.elapsed, "start": list(self._window_start)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the due step and the time spent."""
+        self._next = state_dict["next"]
+        self._elapsed = state_dict["elapsed"]
+        self._window_start = tuple(state_dict["start"])
+        self._started = time.perf_counter()
+
+    def register(self, trainer: Trainer, name: str = "metrics") -> None:
+        """Attach to the trainer's logging slots."""
+        self._trainer = trainer
+        trainer.register_op("pre_steps_log", self.collected)
+        trainer.register_op("post_optim_complete_log", lambda _steps, losses: self.learned(losses))
+        trainer.register_op("post_steps", self.write)
+        trainer.register_module(name, self)
+
+
+class EvaluationHook(TrainerHookBase):
+    """Evaluate at fixed steps and write the outcome.
+
+    Args:
+        evaluate: Returns the outcome as scalars.
+        logger: Where rows go, under ``eval/``.
+
+    Keyword Args:
+        interval: Environment steps between evaluations.
+    """
+
+    def __init__(
+        self, evaluate: Callable[[], Mapping[str, float]], logger: RunLogger, *, interval: int
+    ):
+        self.evaluate = evaluate
+        self.logger = logger
+        self.interval = interval
+        self._next = interval
+        self._trainer: Trainer | None = None
+
+    def __call__(self) -> None:
+        """Evaluate if the interval has passed or training ends."""
+        step = self._trainer.collected_frames
+        if step < self._next and step < self._trainer.total_frames:
+            return
+        self._next = (step // self.interval + 1) * self.interval
+        outcome = self.evaluate()
+        self.logger.log(step, {f"eval/{name}": value for name, value in outcome.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next evaluation is due."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore where the next evaluation is due."""
+        self._next = state_dict["next"]
+
+    def register(self, trainer: Trainer, name: str = "evaluation") -> None:
+        """Attach to the end of each round."""
+        self._trainer = trainer
+        trainer.register_op("post_steps", self)
+        trainer.register_module(name, self)

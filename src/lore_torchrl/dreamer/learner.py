@@ -1,0 +1,148 @@
+"""Losses, optimiser and update step of stock DreamerV3, and LoRe's place in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.objectives import (
+    DreamerV3ActorLoss,
+    DreamerV3Loss,
+    DreamerV3ModelLoss,
+    DreamerV3ValueLoss,
+    SoftUpdate,
+)
+from torchrl.objectives.utils import ValueEstimators
+from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
+
+from lore_torchrl.configs import DreamerConfig, LoReConfig
+from lore_torchrl.dreamer.agent import DreamerAgent
+from lore_torchrl.modules import LogitMixer, LoReActor, TemperatureAligner, UncertaintyGate
+from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What one update needs: the composed loss, the optimiser and the stepper."""
+
+    loss: DreamerV3Loss
+    optimizer: DreamerV3Optimizer
+    target_updater: SoftUpdate
+    stepper: DreamerV3OptimizationStepper
+
+
+def build_lore_actor(
+    config: LoReConfig, agent: DreamerAgent, *, device: torch.device | str = "cpu"
+) -> LoReActor:
+    """Build gate, aligner and mixer around the agent's actor.
+
+    Args:
+        config: LoRe's settings.
+        agent: Agent whose actor and critic are used.
+
+    Keyword Args:
+        device: Where the buffers live. Default: ``"cpu"``.
+    """
+    gate_kwargs = dict(vars(config.gate))
+    if gate_kwargs["hysteresis"] is not None:
+        gate_kwargs["hysteresis"] = tuple(gate_kwargs["hysteresis"])
+    gate = UncertaintyGate(agent.num_actions, **gate_kwargs)
+    mixer = LogitMixer(
+        **vars(config.mixer), temperature=TemperatureAligner(**vars(config.temperature))
+    )
+    # Of the critic only its logits are wanted here, not the decoded value.
+    critic: TensorDictModuleBase = agent.value[0]
+    actor = LoReActor(agent.actor, gate.to(device), mixer.to(device), value_model=critic)
+    return actor.compile_decision() if config.compile_decision else actor
+
+
+def build_learner(
+    config: DreamerConfig,
+    agent: DreamerAgent,
+    *,
+    lore: LoReConfig | None = None,
+    lore_actor: LoReActor | None = None,
+    device: torch.device | str = "cpu",
+) -> Learner:
+    """Build the learner; without ``lore`` it is stock DreamerV3.
+
+    Args:
+        config: Rates and weights.
+        agent: Networks to train.
+
+    Keyword Args:
+        lore: LoRe's settings, or ``None`` for the stock losses. Default: ``None``.
+        lore_actor: The acting mixture whose gate and mixer the losses share. Needed with
+            ``lore``.
+        device: Where the loss buffers live. Default: ``"cpu"``.
+    """
+    c = config
+    model_loss = DreamerV3ModelLoss(
+        agent.world_model,
+        num_reward_bins=c.num_bins,
+        free_bits=c.free_nats,
+        kl_mode="separate",
+        lambda_dynamic=c.dynamic_weight,
+        lambda_representation=c.representation_weight,
+        unimix=c.unimix,
+        lambda_continue=1.0,
+        continue_target_scale=1 - 1 / c.continuation_horizon,
+        reco_symlog=c.symlog,
+        global_average=False,
+        detach_output=False,
+    )
+    model_loss.set_keys(pixels="observation", reco_pixels="reco")
+    actor_loss = DreamerV3ActorLoss(
+        agent.actor,
+        agent.value,
+        agent.imagination,
+        continuation_model=agent.continuation,
+        imagination_horizon=c.imagination_horizon,
+        entropy_bonus=c.entropy_bonus,
+        use_reinforce=True,
+        return_normalization_min_scale=c.return_min_scale,
+    )
+    actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=c.gamma, lmbda=c.lmbda)
+    value_loss = DreamerV3ValueLoss(
+        agent.value,
+        value_loss="two_hot",
+        num_value_bins=c.num_bins,
+        actor_loss=actor_loss,
+        slow_critic_regularization=c.slow_critic_weight,
+    )
+    weights = {
+        "replay_value_loss_weight": c.replay_value_weight,
+        "continuation_horizon": c.continuation_horizon,
+        "lmbda": c.lmbda,
+    }
+    if lore is None:
+        loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
+    else:
+        lore_loss = LoReActorLoss(
+            actor_loss, gate=lore_actor.gate, mixer=lore_actor.mixer, **vars(lore.loss)
+        )
+        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, **weights)
+    loss = loss.to(device)
+    parameters = [
+        *agent.world_model.parameters(),
+        *agent.actor.parameters(),
+        *value_loss.parameters(),
+    ]
+    optimizer = DreamerV3Optimizer(
+        [p for p in parameters if p.requires_grad],
+        lr=c.lr,
+        agc=c.adaptive_grad_clip,
+        eps=c.optimizer_eps,
+        warmup_steps=c.lr_warmup,
+    )
+    target_updater = SoftUpdate(value_loss, tau=c.slow_critic_tau)
+    stepper = DreamerV3OptimizationStepper(
+        loss,
+        optimizer,
+        target_updater,
+        compile_train_step=c.compile_train_step,
+        cudagraph=c.cudagraph,
+        mixed_precision=c.mixed_precision,
+    )
+    return Learner(loss, optimizer, target_updater, stepper)

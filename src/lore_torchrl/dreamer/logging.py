@@ -1,0 +1,111 @@
+"""One row of numbers to JSONL and to any of TorchRL's loggers, under the same names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchrl._utils import logger as torchrl_logger
+from torchrl.record.loggers import Logger, get_logger
+
+from lore_torchrl.configs import LoggerConfig
+
+
+def _build_backend(name: str, config: LoggerConfig, directory: Path, run: dict) -> Logger:
+    kwargs: dict[str, Any] = {}
+    if name == "wandb":
+        mode = config.mode
+        if mode is None:
+            has_account = "WANDB_API_KEY" in os.environ or (Path.home() / ".netrc").exists()
+            mode = "online" if has_account else "offline"
+            if mode == "offline":
+                torchrl_logger.info(
+                    "No W&B account found: logging offline. `wandb sync %s` uploads it later.",
+                    directory / "wandb",
+                )
+        kwargs["wandb_kwargs"] = {
+            "project": config.project,
+            "group": config.group,
+            "mode": mode,
+            "config": run,
+            "dir": str(directory),
+        }
+    try:
+        return get_logger(
+            name, logger_name=str(directory / name), experiment_name=directory.name, **kwargs
+        )
+    except ImportError as err:
+        raise ImportError(
+            f"logger.backends names {name!r}: pip install 'lore-torchrl[{name}]'."
+        ) from err
+
+
+class RunLogger:
+    """Write rows of scalars to ``metrics.jsonl`` and to the chosen backends.
+
+    Args:
+        config: Which backends.
+        directory: Run folder; created if it does not exist.
+
+    Keyword Args:
+        run_config: Plain form of the run's configuration, for backends that store it.
+        resume_step: Drop rows of ``metrics.jsonl`` after this step before going on, so
+            that a resumed run has neither gaps nor doubles. Default: ``None``.
+    """
+
+    def __init__(
+        self,
+        config: LoggerConfig,
+        directory: str | Path,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+        resume_step: int | None = None,
+    ):
+        self.directory = Path(directory).resolve()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.path = self.directory / "metrics.jsonl"
+        kept: list[str] = []
+        if resume_step is not None and self.path.exists():
+            lines = self.path.read_text().splitlines()
+            kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
+        # Replaced in one move: a kill in between leaves the old file or the new one.
+        staged = self.path.with_suffix(".tmp")
+        staged.write_text("".join(f"{line}\n" for line in kept))
+        staged.replace(self.path)
+        run = dict(run_config or {})
+        self.backends = [
+            _build_backend(name, config, self.directory, run) for name in config.backends
+        ]
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one row.
+
+        Args:
+            step: Environment steps so far.
+            values: Scalars by name.
+        """
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for backend in self.backends:
+            for name, value in values.items():
+                backend.log_scalar(name, value, step=step)
+
+    def close(self) -> None:
+        """Flush and close every backend."""
+        for backend in self.backends:
+            backend.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """Read the rows of a run's ``metrics.jsonl``.
+
+    Args:
+        path: The file, or the run folder that holds it.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,147 @@
+"""Replay of real experience: stream records, one buffer a stream, latent write-back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.utils import unravel_key
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBufferEnsemble,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+
+OBSERVED_KEYS = ("observation",)
+_TRANSITION_KEYS = ("action", "is_init", "state", "belief")
+_OUTCOME_KEYS = ("reward", "done", "terminated", "truncated")
+
+
+def stream_records(
+    batch: TensorDictBase, observed_keys: Sequence[NestedKey] = OBSERVED_KEYS
+) -> TensorDict:
+    """Turn a collector batch into the records that DreamerV3 learns from.
+
+    A transition holds the action and the observation it led to, so the first observation
+    of an episode stands in no transition's ``"next"``. The reference stream gives it a
+    record of its own: a zero action, ``is_init`` set, zero reward, and that observation
+    under ``"next"``. The transitions follow with ``is_init`` cleared, so the world model
+    sees every observation and every action, as the acting policy does.
+
+    Args:
+        batch: Collector output ``[E, T]`` with ``action``, ``is_init``, the policy's
+            posterior ``state`` and ``belief``, the ``observed_keys`` at the root and under
+            ``"next"``, and reward and end flags under ``"next"``.
+        observed_keys: Entries that describe an observation (advice belongs to them).
+
+    Returns:
+        Records ``[N]``, ordered by environment and time, with ``env_index``.
+    """
+    num_envs, num_steps = batch.batch_size
+    next_keys = [unravel_key(("next", key)) for key in (*observed_keys, *_OUTCOME_KEYS)]
+    transitions = batch.select(*_TRANSITION_KEYS, *next_keys)
+    position = torch.arange(num_envs * num_steps, device=batch.device).reshape(batch.batch_size)
+    transitions.set("env_index", position // num_steps)
+    starts = transitions.get("is_init").reshape(batch.batch_size)
+
+    resets = transitions[starts].apply(torch.zeros_like)
+    resets.set("is_init", torch.ones_like(resets.get("is_init")))
+    resets.set("env_index", transitions.get("env_index")[starts])
+    for key in observed_keys:
+        resets.set(unravel_key(("next", key)), batch.get(key)[starts])
+
+    transitions = transitions.reshape(-1)
+    transitions.set("is_init", torch.zeros_like(transitions.get("is_init")))
+    # A reset record comes right before the transition that starts the episode.
+    order = torch.cat((2 * position.reshape(-1) + 1, 2 * position[starts])).argsort()
+    return torch.cat((transitions, resets))[order]
+
+
+def build_replay(
+    *,
+    num_envs: int,
+    buffer_size: int,
+    batch_size: int,
+    seq_len: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> ReplayBufferEnsemble:
+    """Build one buffer for each environment's stream behind one sampler.
+
+    Samples are sequences of ``seq_len + 1`` consecutive records of one stream, which may
+    cross episode ends; the last record of each is there only to have its latent state
+    refreshed.
+
+    Keyword Args:
+        num_envs: Number of streams.
+        buffer_size: Records in all, split evenly.
+        batch_size: Sequences in a sample.
+        seq_len: Records of each sequence that the learner trains on.
+        seed: Seed of the sampler's own random stream. Default: ``0``.
+        device: Where the records are stored. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If a stream's share cannot hold one sequence.
+    """
+    capacity = buffer_size // num_envs
+    if capacity < seq_len + 1:
+        raise ValueError(
+            f"buffer_size={buffer_size} over {num_envs} streams leaves {capacity} records each, "
+            f"fewer than one sequence of {seq_len + 1}."
+        )
+    members = [
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(capacity, device=device),
+            sampler=SliceSampler(
+                slice_len=seq_len + 1,
+                end_key=("next", "done"),
+                # The stream is the trajectory: sequences span episodes, and the
+                # rollout resets on the stored is_init. The sampler must add none.
+                traj_key="env_index",
+                init_key=None,
+            ),
+            writer=TensorDictRoundRobinWriter(track_generations=True),
+        )
+        for _ in range(num_envs)
+    ]
+    return ReplayBufferEnsemble(
+        *members,
+        p="sampleable",
+        num_buffer_sampled=batch_size,
+        routing_key="env_index",
+        batch_size=batch_size * (seq_len + 1),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def write_back_latents(
+    replay: ReplayBufferEnsemble, handles: TensorDictBase, context: TensorDictBase
+) -> None:
+    """Store fresh posterior states as the starting points of later samples.
+
+    Args:
+        replay: Buffer that the sample came from.
+        handles: ``index`` and ``index_generation`` of the sample, ``[B, T + 1]``.
+        context: Posterior ``state`` and ``belief`` of its first ``T`` records; entry ``t``
+            is where record ``t + 1`` starts.
+    """
+    index = handles.get("index")[:, 1:].reshape(-1)
+    generation = handles.get("index_generation")[:, 1:].reshape(-1)
+    # Overlapping sequences name a record twice. Keep the later one, on every device.
+    stride = int(index.get("index").max()) + 1
+    slots = index.get("buffer_ids") * stride + index.get("index")
+    last = torch.full((int(slots.max()) + 1,), -1, dtype=torch.long, device=slots.device)
+    rows = torch.arange(slots.numel(), device=slots.device)
+    last.scatter_reduce_(0, slots, rows, reduce="amax")
+    keep = last[last >= 0]
+    replay.update_if_present(
+        index=index[keep],
+        generation=generation[keep],
+        patch={
+            key: context.get(key).reshape(slots.numel(), -1)[keep.to(context.get(key).device)]
+            for key in ("state", "belief")
+        },
+    )

@@ -1,0 +1,399 @@
+"""One training run: build every part from a configuration, train, resume, report."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl._utils import logger as torchrl_logger
+from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
+from torchrl.collectors import Collector
+from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
+from torchrl.envs.utils import ExplorationType
+from torchrl.trainers import Trainer
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.configs import CallsConfig, TrainConfig
+from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.evaluation import evaluate
+from lore_torchrl.dreamer.figures import save_figures
+from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
+from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
+from lore_torchrl.dreamer.logging import RunLogger, read_metrics
+from lore_torchrl.dreamer.metrics import policy_metrics
+from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
+from lore_torchrl.envs.minigrid import make_env, make_single_env
+from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.modules import ValidEGreedyModule
+from lore_torchrl.objectives import LoReActorLoss
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    CallBudget,
+    CallPolicy,
+    Cooldown,
+    MacroBoundaries,
+)
+from lore_torchrl.transforms import AdviceTransform
+from lore_torchrl.transforms.skills import MiniGridSkills, summarize_skills
+
+
+@dataclass
+class Run:
+    """Everything that one training run is made of."""
+
+    config: TrainConfig
+    agent: DreamerAgent
+    learner: Learner
+    env: EnvBase
+    collector: Collector
+    trainer: Trainer
+    replay_hook: DreamerReplayHook
+    service: AdviceService | None
+    logger: RunLogger
+
+    def close(self) -> None:
+        """Release environments, the adviser's thread and log files."""
+        self.collector.shutdown()
+        if self.service is not None:
+            self.service.close()
+        self.logger.close()
+
+
+def build_advisor(config: Any, *, seed: int) -> Advisor:
+    """Build an adviser from its configuration.
+
+    Args:
+        config: Mapping or dataclass with ``_target_``, the import path of the adviser's
+            class, and its keywords. A planner is handed to classes that take one.
+
+    Keyword Args:
+        seed: Seed of the adviser's own random stream.
+
+    Raises:
+        ImportError: If Hydra, which instantiates it, is not installed.
+    """
+    try:
+        from hydra.utils import get_class, instantiate
+    except ImportError as err:
+        raise ImportError(
+            "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
+        ) from err
+    settings = dict(config) if isinstance(config, Mapping) else asdict(config)
+    accepted = inspect.signature(get_class(settings["_target_"]).__init__).parameters
+    extra = {"planner": MiniGridPlanner(), "seed": seed}
+    return instantiate(settings, **{k: v for k, v in extra.items() if k in accepted})
+
+
+def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
+    """Build the service that asks ``advisor`` within the configured limits."""
+    c = config
+    budget = CallBudget(c.budget)
+    policy = CallPolicy(
+        budget,
+        cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
+        boundaries=None
+        if c.always
+        else MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps),
+        always=c.always,
+        min_beta=c.min_beta,
+    )
+    return AdviceService(
+        advisor,
+        budget=budget,
+        policy=policy,
+        cache=AdviceCache(c.cache_size),
+        timeout_s=c.timeout_s,
+    )
+
+
+def _acting_env(config: TrainConfig, agent_primers: Mapping, num_envs: int, **kwargs) -> EnvBase:
+    env = make_env(
+        config.env.id,
+        num_envs=num_envs,
+        seed=config.seed,
+        parallel=config.env.parallel,
+        max_steps=config.env.max_steps,
+        **kwargs,
+    )
+    env.append_transform(InitTracker())
+    env.append_transform(
+        TensorDictPrimer(dict(agent_primers), random=False, default_value=0, expand_specs=True)
+    )
+    return env
+
+
+def _resolve_checkpoint(path: str) -> Path:
+    candidate = Path(path).expanduser().resolve()
+    for place in (candidate, candidate / "checkpoints"):
+        if Checkpoint.is_checkpoint(place):
+            return place
+        if place.is_dir():
+            latest = CheckpointRotation(place, keep_last=1).latest()
+            if latest is not None:
+                return latest
+    raise FileNotFoundError(
+        f"resume={path!r}: no checkpoint there. Give a run folder, its checkpoints folder, or "
+        "one checkpoint in it."
+    )
+
+
+def _check_resumable(saved: Mapping[str, Any], config: TrainConfig) -> None:
+    current = json.loads(json.dumps(asdict(config)))
+    fixed = ("env", "dreamer", "seed")
+    changed = [name for name in fixed if saved[name] != current[name]]
+    if saved["lore"]["enabled"] != config.lore.enabled:
+        changed.append("lore.enabled")
+    if changed:
+        raise ValueError(
+            f"resume: {', '.join(changed)} differ from the checkpoint's run. Use the same "
+            "configuration, or start a new run."
+        )
+
+
+def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
+    """Build environment, agent, learner, replay and trainer for one run.
+
+    With ``config.lore.enabled`` false this is stock DreamerV3, nothing of LoRe in it.
+
+    Args:
+        config: The run.
+
+    Keyword Args:
+        advisor: Adviser to use instead of ``config.advisor``.
+    """
+    c = config
+    if c.num_threads is not None:
+        torch.set_num_threads(c.num_threads)
+    torch.manual_seed(c.seed)
+    device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    resume = None if c.resume is None else _resolve_checkpoint(c.resume)
+    if resume is not None:
+        saved = Checkpoint(config={})
+        _check_resumable(saved.load(resume, components={"config"}).values["config"], c)
+
+    probe = make_single_env(c.env.id, max_steps=c.env.max_steps)
+    observation_dim = probe.observation_spec["observation"].shape[-1]
+    num_actions = probe.action_spec.shape[-1]
+    probe.close()
+    agent = build_agent(
+        c.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
+    )
+    env = _acting_env(c, agent.primers(), c.env.num_envs)
+    env.append_transform(MiniGridSkills())
+
+    service, lore_actor, epsilon = None, None, None
+    observed_keys = OBSERVED_KEYS
+    policy = agent.policy()
+    if c.lore.enabled:
+        lore_actor = build_lore_actor(c.lore, agent, device=device)
+        if lore_actor.gate.hysteresis is not None:
+            env.append_transform(lore_actor.gate.make_tensordict_primer())
+        service = build_service(c.lore.calls, advisor or build_advisor(c.advisor, seed=c.seed))
+        env.append_transform(
+            AdviceTransform(service, MiniGridDescriber(memory=c.env.memory), success_key="success")
+        )
+        after = []
+        if c.lore.epsilon.eps_init > 0:
+            epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
+            after.append(epsilon)
+        policy = agent.policy(lore_actor, *after)
+        observed_keys = (*OBSERVED_KEYS, *keys.ADVICE_KEYS)
+
+    learner = build_learner(
+        c.dreamer,
+        agent,
+        lore=c.lore if c.lore.enabled else None,
+        lore_actor=lore_actor,
+        device=device,
+    )
+    replay = build_replay(
+        num_envs=c.env.num_envs,
+        buffer_size=c.dreamer.buffer_size,
+        batch_size=c.dreamer.batch_size,
+        seq_len=c.dreamer.seq_len,
+        seed=c.seed,
+    )
+    steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
+    collector = Collector(
+        env,
+        policy,
+        frames_per_batch=c.steps_per_batch,
+        total_frames=steps,
+        policy_device=device,
+        env_device="cpu",
+        storing_device="cpu",
+        exploration_type=ExplorationType.RANDOM,
+        # The environment carries everything that the policy needs already.
+        auto_register_policy_transforms=False,
+    )
+    output = Path(c.output_dir)
+    replay_hook = DreamerReplayHook(
+        replay,
+        batch_size=c.dreamer.batch_size,
+        seq_len=c.dreamer.seq_len,
+        replay_ratio=c.dreamer.replay_ratio,
+        learning_starts=c.dreamer.learning_starts,
+        observed_keys=observed_keys,
+        device=device,
+    )
+    if any(learner.stepper.resolve(device)):
+        learner.stepper.warmup(_example_sample(learner, env, policy, replay_hook))
+
+    checkpoint = Checkpoint(
+        config=json.loads(json.dumps(asdict(c))), random=GlobalRNGState(), loss=learner.loss
+    )
+    if service is not None:
+        checkpoint.register("advice", service)
+    rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
+    trainer = Trainer(
+        collector=collector,
+        total_frames=steps,
+        frame_skip=1,
+        # Unbounded: the replay hook ends each round when the owed updates are done.
+        optim_steps_per_batch=None,
+        loss_module=learner.loss,
+        optimization_stepper=learner.stepper,
+        replay_buffer=replay,
+        progress_bar=c.logger.progress_bar,
+        checkpoint=checkpoint,
+        checkpoint_rotation=rotation if c.checkpoint_interval else None,
+        save_trainer_interval=c.checkpoint_interval or steps,
+        auto_log_optim_steps=False,
+    )
+    resume_step = None
+    if resume is not None:
+        resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
+    logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
+    gauges = []
+    if c.lore.enabled:
+        gauges = [partial(_advice_gauge, service), partial(_loss_gauge, learner.loss.actor_loss)]
+    metrics = MetricsHook(
+        logger,
+        interval=c.logger.interval,
+        num_envs=c.env.num_envs,
+        updates=lambda: replay_hook.updates,
+        batch_metrics=(policy_metrics, summarize_skills),
+        gauges=gauges,
+    )
+    replay_hook.register(trainer)
+    metrics.register(trainer)
+    if epsilon is not None:
+        trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
+    EvaluationHook(partial(_evaluate, c, agent), logger, interval=c.evaluation.interval).register(
+        trainer
+    )
+    run = Run(c, agent, learner, env, collector, trainer, replay_hook, service, logger)
+    if resume is not None:
+        _restore(run, resume)
+    return run
+
+
+def _advice_gauge(service: AdviceService) -> dict[str, float]:
+    values = {f"advice/{name}": value for name, value in service.stats().items()}
+    values |= {f"advice/error_{kind}": float(n) for kind, n in service.errors.items()}
+    return values
+
+
+def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
+    return {
+        "lore/lambda": loss.multiplier.item(),
+        "lore/delta": loss.current_delta().item(),
+        "lore/temperature": loss.mixer.temperature.temperature.item(),
+    }
+
+
+def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
+    # Built anew each time: the same held-out episodes, whatever was played before.
+    env = _acting_env(config, agent.primers(), config.evaluation.episodes, evaluation=True)
+    try:
+        return evaluate(
+            agent.policy(),
+            env,
+            seed=config.seed,
+            deterministic=config.evaluation.deterministic,
+        )
+    finally:
+        env.close()
+
+
+def _example_sample(
+    learner: Learner, env: EnvBase, policy: TensorDictModuleBase, hook: DreamerReplayHook
+) -> TensorDictBase:
+    """Return a sample of the right shape to compile the learner on, at no adviser's cost."""
+    zeros = env.fake_tensordict().apply(torch.zeros_like).unsqueeze(-1)
+    records = stream_records(zeros.set("is_init", zeros["is_init"]), hook.observed_keys)
+    sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
+    return sample.to(hook.device)
+
+
+def _restore(run: Run, path: Path) -> None:
+    trainer = run.trainer
+    trainer.checkpoint.save_components = None
+    trainer.load_from_file(path)
+    # Episodes under way are not restored: their streams end here, environments restart.
+    run.replay_hook.replay.end_streams()
+    Checkpoint(random=GlobalRNGState()).load(path, components={"random"})
+    torchrl_logger.info(f"Resumed {path} at step {trainer.collected_frames}; environments restart.")
+
+
+@contextmanager
+def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end training after the round under way, with a checkpoint."""
+
+    def stop(signum: int, _frame: object) -> None:
+        trainer.request_stop(signal.Signals(signum).name)
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, float]:
+    """Train from a configuration and return the last value of every metric.
+
+    Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
+    with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
+    after the round of updates under way and save a checkpoint.
+
+    Args:
+        config: The run.
+
+    Keyword Args:
+        advisor: Adviser to use instead of ``config.advisor``.
+    """
+    output = Path(config.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    run = build_run(config, advisor=advisor)
+    (output / "config.json").write_text(json.dumps(asdict(config), indent=2))
+    try:
+        with _stop_on_signal(run.trainer):
+            if run.trainer.collected_frames < run.trainer.total_frames:
+                run.trainer.train()
+    finally:
+        run.close()
+    if config.logger.figures:
+        for path in save_figures(output):
+            torchrl_logger.info(f"Wrote {path}")
+    summary: dict[str, float] = {}
+    for row in read_metrics(output):
+        summary |= row
+    return summary

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lore_torchrl import keys
+from lore_torchrl.dreamer.replay import build_replay, stream_records, write_back_latents
+
+
+def batch(num_envs=2, num_steps=5, starts=((0, 0), (0, 3), (1, 2))) -> TensorDict:
+    """Each observation is a number of its own: 100 * env + time, next 100 * env + time + 1."""
+    env = 100.0 * torch.arange(num_envs).reshape(-1, 1, 1)
+    step = torch.arange(num_steps).reshape(1, -1, 1)
+    observation = env + step
+    is_init = torch.zeros(num_envs, num_steps, 1, dtype=torch.bool)
+    for row, time in starts:
+        is_init[row, time] = True
+    ends = torch.zeros_like(is_init)
+    for row, time in starts:
+        if time:
+            ends[row, time - 1] = True
+    return TensorDict(
+        {
+            "observation": observation,
+            "action": torch.ones(num_envs, num_steps, 3, dtype=torch.long),
+            "is_init": is_init,
+            "state": torch.ones(num_envs, num_steps, 4),
+            "belief": torch.ones(num_envs, num_steps, 6),
+            keys.PRIOR_LOGITS: observation.expand(-1, -1, 3).clone(),
+            "unwanted": observation.clone(),
+            "next": {
+                "observation": observation + 1,
+                "reward": torch.ones(num_envs, num_steps, 1),
+                "done": ends,
+                "terminated": ends.clone(),
+                "truncated": torch.zeros_like(ends),
+                keys.PRIOR_LOGITS: (observation + 1).expand(-1, -1, 3).clone(),
+            },
+        },
+        [num_envs, num_steps],
+    )
+
+
+def test_each_episode_starts_with_its_first_observation():
+    records = stream_records(batch(), ("observation", keys.PRIOR_LOGITS))
+    first = records[records["env_index"] == 0]
+    # Two episodes of three and two transitions, each behind its reset record.
+    assert first["next", "observation"].flatten().tolist() == [0, 1, 2, 3, 3, 4, 5]
+    assert first["is_init"].flatten().tolist() == [True, False, False, False, True, False, False]
+    assert first["action"][:, 0].tolist() == [0, 1, 1, 1, 0, 1, 1]
+    assert first["next", "reward"].flatten().tolist() == [0, 1, 1, 1, 0, 1, 1]
+    assert first["next", "done"].flatten().tolist() == [False, False, False, True] + [False] * 3
+    assert records.get("unwanted", None) is None
+
+
+def test_advice_stays_with_its_observation():
+    records = stream_records(batch(), ("observation", keys.PRIOR_LOGITS))
+    observed = records["next", "observation"]
+    assert torch.equal(records["next", keys.PRIOR_LOGITS], observed.expand(-1, 3))
+
+
+def test_a_stream_that_goes_on_gets_no_reset_record():
+    records = stream_records(batch(starts=()))
+    assert not records["is_init"].any()
+    assert len(records) == 10
+
+
+def filled(capacity=40, batch_size=3, seq_len=4):
+    replay = build_replay(
+        num_envs=2, buffer_size=2 * capacity, batch_size=batch_size, seq_len=seq_len, seed=1
+    )
+    replay.extend(stream_records(batch(num_steps=10)))
+    return replay
+
+
+def test_samples_are_runs_of_one_stream():
+    replay = filled()
+    for _ in range(20):
+        sample = replay.sample().reshape(3, 5)
+        assert (sample["env_index"] == sample["env_index"][:, :1]).all()
+        observed = sample["next", "observation"].squeeze(-1)
+        resets = sample["is_init"].squeeze(-1)
+        step = observed[:, 1:] - observed[:, :-1]
+        assert torch.equal(step, (~resets[:, 1:]).float())
+
+
+def test_latents_are_written_where_the_next_record_starts():
+    replay = filled()
+    sample = replay.sample().reshape(3, 5)
+    # The posterior of a record is named after the observation that it has seen.
+    seen = sample["next", "observation"][:, :-1]
+    context = TensorDict(
+        {"state": seen.expand(-1, -1, 4).clone(), "belief": seen.expand(-1, -1, 6).clone()}, [3, 4]
+    )
+    write_back_latents(replay, sample.select("index", "index_generation"), context)
+    for member in range(2):
+        stored = replay[member][:]
+        touched = stored["state"][:, 0] != 1
+        touched &= ~stored["is_init"].squeeze(-1) | (stored["state"][:, 0] != 0)
+        index = touched.nonzero().flatten()
+        for i in index.tolist():
+            assert stored["state"][i, 0] == stored["next", "observation"][i - 1, 0]
+    written = sum(int((replay[m][:]["belief"][:, 0] > 1).sum()) for m in range(2))
+    assert written > 0
+
+
+def test_the_later_of_two_overlapping_sequences_wins():
+    replay = filled(batch_size=8)
+    sample = replay.sample().reshape(8, 5)
+    order = torch.arange(8.0).reshape(8, 1, 1)
+    context = TensorDict(
+        {"state": order.expand(8, 4, 4).clone(), "belief": order.expand(8, 4, 6).clone()}, [8, 4]
+    )
+    write_back_latents(replay, sample.select("index", "index_generation"), context)
+    last: dict[tuple[int, int], int] = {}
+    index = sample["index"][:, 1:]
+    for row in range(8):
+        for member, slot in zip(
+            index["buffer_ids"][row].tolist(), index["index"][row].tolist(), strict=True
+        ):
+            last[member, slot] = row
+    assert len(last) < 32, "the sample should overlap for this test to say anything"
+    for (member, slot), row in last.items():
+        assert replay[member][:]["state"][slot, 0] == row
+
+
+def test_too_small_a_buffer_is_refused():
+    with pytest.raises(ValueError, match="buffer_size=10"):
+        build_replay(num_envs=4, buffer_size=10, batch_size=2, seq_len=16)

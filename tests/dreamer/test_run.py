@@ -1,0 +1,211 @@
+"""Whole runs of a few hundred steps, as a user would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_run import OFF, planner, tiny_config, untimed
+
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.configs import CallsConfig, EpsilonConfig, GateConfig, LoggerConfig, LoReConfig
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run import build_run, train
+
+
+def weights(run) -> dict[str, torch.Tensor]:
+    parts = {"world": run.agent.world_model, "actor": run.agent.actor, "value": run.agent.value}
+    return {
+        f"{part}.{name}": value.clone()
+        for part, module in parts.items()
+        for name, value in module.state_dict().items()
+    }
+
+
+def run_through(config, advisor=None):
+    run = build_run(config, advisor=advisor or planner())
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    return run, read_metrics(config.output_dir)
+
+
+def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
+    stock, stock_rows = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
+    stock_random = torch.get_rng_state()
+    lore, lore_rows = run_through(tiny_config(tmp_path / "lore", lore=OFF))
+    assert torch.equal(torch.get_rng_state(), stock_random)
+    assert stock.replay_hook.updates > 20
+    expected = weights(stock)
+    for name, value in weights(lore).items():
+        assert torch.equal(value, expected[name]), name
+    for stock_row, lore_row in zip(untimed(stock_rows), untimed(lore_rows), strict=True):
+        for name, value in stock_row.items():
+            # LoRe logs the normalised logits, stock the raw ones: equal but for rounding.
+            expected = pytest.approx(value, rel=1e-5) if name.startswith("lore/") else value
+            assert lore_row[name] == expected, name
+
+
+def test_lore_switched_on_is_not_stock(tmp_path):
+    stock, _ = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
+    lore, rows = run_through(tiny_config(tmp_path / "lore"))
+    assert not torch.equal(
+        torch.cat([p.flatten() for p in stock.agent.actor.parameters()]),
+        torch.cat([p.flatten() for p in lore.agent.actor.parameters()]),
+    )
+    last = rows[-2] if "eval/success" in rows[-1] else rows[-1]
+    assert 0 < last["advice/calls"] <= 200
+    assert last["lore/src_llm"] > 0
+    assert last["lore/lambda"] > 0
+
+
+def test_same_seed_same_run(tmp_path):
+    first, first_rows = run_through(tiny_config(tmp_path / "a"))
+    second, second_rows = run_through(tiny_config(tmp_path / "b"))
+    assert untimed(first_rows) == untimed(second_rows)
+    expected = weights(first)
+    for name, value in weights(second).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_train_checkpoint_resume_evaluate(tmp_path):
+    config = tiny_config(tmp_path / "run", checkpoint_interval=64, total_steps=256)
+    summary = train(config, advisor=planner())
+    assert 0 <= summary["eval/success"] <= 1
+    before = read_metrics(config.output_dir)
+
+    longer = replace(config, total_steps=384, resume=str(tmp_path / "run"))
+    run = build_run(longer, advisor=planner())
+    assert run.trainer.collected_frames == 256
+    assert run.service.budget.spent == before[-1].get(
+        "advice/calls", before[-2].get("advice/calls")
+    )
+    assert run.replay_hook.updates == int(
+        next(row["time/updates"] for row in reversed(before) if "time/updates" in row)
+    )
+    multiplier = next(row["lore/lambda"] for row in reversed(before) if "lore/lambda" in row)
+    assert run.learner.loss.actor_loss.multiplier.item() == pytest.approx(multiplier)
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    rows = read_metrics(config.output_dir)
+    steps = [row["step"] for row in rows if "time/updates" in row]
+    assert steps == sorted(set(steps)), "no gaps and no doubles"
+    assert steps[-1] == 384
+    assert [row["step"] for row in rows if "eval/success" in row] == [128, 256, 384]
+
+
+def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
+    config = tiny_config(tmp_path / "run", checkpoint_interval=128, total_steps=256)
+    train(config, advisor=planner())
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    first = json.loads((checkpoints[0] / "manifest.json").read_text())
+    step = first["metadata"]["collected_frames"]
+    assert step < 256
+    run = build_run(replace(config, resume=str(checkpoints[0])), advisor=planner())
+    run.close()
+    assert max(row["step"] for row in read_metrics(config.output_dir)) <= step
+
+
+def test_resume_refuses_another_network(tmp_path):
+    config = tiny_config(tmp_path / "run", checkpoint_interval=256)
+    train(config, advisor=planner())
+    other = replace(
+        config, resume=str(tmp_path / "run"), dreamer=replace(config.dreamer, hidden_dim=32)
+    )
+    with pytest.raises(ValueError, match="dreamer differ"):
+        build_run(other, advisor=planner())
+
+
+def test_resume_names_a_missing_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint there"):
+        build_run(tiny_config(tmp_path / "run", resume=str(tmp_path / "nowhere")))
+
+
+def test_sigterm_stops_after_the_round_and_saves(tmp_path):
+    config = tiny_config(tmp_path / "run", checkpoint_interval=100_000, total_steps=100_000)
+
+    def interrupt():
+        path = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (path.exists() and path.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    train(config, advisor=planner())
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+class Broken:
+    """Fails in every way that an adviser can, in turn."""
+
+    def __init__(self):
+        self.turn = 0
+
+    async def advise(self, requests):
+        self.turn += 1
+        if self.turn % 4 == 0:
+            raise ConnectionError("the server is down")
+        if self.turn % 4 == 1:
+            return [Advice(logits=(float("nan"),) * 7)]
+        if self.turn % 4 == 2:
+            return [Advice(logits=(1.0,))]
+        return []
+
+
+def test_a_broken_adviser_costs_the_advice_and_not_the_run(tmp_path):
+    lore = LoReConfig(calls=CallsConfig(budget=40))
+    broken, _ = run_through(tiny_config(tmp_path / "broken", lore=lore), Broken())
+    assert broken.service.stats()["failed"] == broken.service.stats()["calls"] == 40
+    assert sum(broken.service.errors.values()) == 40
+    assert set(broken.service.errors) >= {"ConnectionError", "AdviceError", "wrong_logit_count"}
+    stock, _ = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
+    expected = weights(stock)
+    for name, value in weights(broken).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_options_together(tmp_path):
+    lore = LoReConfig(
+        gate=GateConfig(hysteresis=[0.2, 0.4], dropout=0.1, warmup_steps=10),
+        epsilon=EpsilonConfig(eps_init=0.5, eps_end=0.1, annealing_num_steps=200),
+    )
+    _, rows = run_through(
+        tiny_config(
+            tmp_path / "run",
+            lore=lore,
+            logger=LoggerConfig(
+                backends=["csv", "tensorboard"], interval=64, progress_bar=False, figures=False
+            ),
+        )
+    )
+    assert any(row.get("lore/src_rand", 0) > 0 for row in rows)
+    assert list((tmp_path / "run" / "tensorboard").rglob("events*"))
+    assert list((tmp_path / "run" / "csv").rglob("*.csv"))
+
+
+def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = LoggerConfig(
+        backends=["wandb"], mode="offline", interval=64, progress_bar=False, figures=False
+    )
+    run_through(tiny_config(tmp_path / "run", total_steps=128, logger=logger))
+    assert list((tmp_path / "run").rglob("*.wandb"))
+
+
+def test_figures_are_drawn(tmp_path):
+    logger = LoggerConfig(interval=64, progress_bar=False, figures=True)
+    train(tiny_config(tmp_path / "run", logger=logger), advisor=planner())
+    names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
+    assert names == {"success.png", "advice.png", "policy.png"}

@@ -1,0 +1,71 @@
+"""A training run small enough for a test: a few hundred steps, a few thousand parameters."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.configs import (
+    CallsConfig,
+    DreamerConfig,
+    EnvConfig,
+    EvaluationConfig,
+    GateConfig,
+    LoggerConfig,
+    LoReConfig,
+    LossConfig,
+    TrainConfig,
+)
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+
+DREAMER = DreamerConfig(
+    hidden_dim=16,
+    belief_dim=16,
+    num_blocks=2,
+    num_categoricals=4,
+    num_classes=4,
+    num_bins=41,
+    batch_size=4,
+    seq_len=8,
+    imagination_horizon=4,
+    replay_ratio=4.0,
+    learning_starts=96,
+    buffer_size=2_000,
+    lr_warmup=0,
+)
+OFF = LoReConfig(
+    calls=CallsConfig(budget=0),
+    gate=GateConfig(beta_max=0.0),
+    loss=LossConfig(prior_weight=0.0, multiplier_lr=0.0),
+)
+
+
+def tiny_config(output: Path, **changes) -> TrainConfig:
+    """A run of 256 steps into ``output``; ``changes`` replace fields of the root."""
+    values = {
+        "total_steps": 256,
+        "steps_per_batch": 16,
+        "checkpoint_interval": None,
+        "output_dir": str(output),
+        "env": EnvConfig(num_envs=2, max_steps=20),
+        "lore": LoReConfig(),
+        "dreamer": DREAMER,
+        "logger": LoggerConfig(interval=64, progress_bar=False, figures=False),
+        "evaluation": EvaluationConfig(interval=128, episodes=4),
+    }
+    return TrainConfig(**(values | changes))
+
+
+def planner(seed: int = 0) -> ScriptedAdvisor:
+    """The embedded adviser, without Hydra."""
+    return ScriptedAdvisor(MiniGridPlanner(), seed=seed)
+
+
+def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Metric rows without what depends on the clock."""
+    clock = ("time/elapsed_s", "time/steps_per_s")
+    return [{name: value for name, value in row.items() if name not in clock} for row in rows]
+
+
+__all__ = ["DREAMER", "OFF", "asdict", "planner", "tiny_config", "untimed"]

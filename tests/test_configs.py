@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from lore_torchrl import configs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: configs.EnvConfig(num_envs=0), "env.num_envs=0"),
+        (lambda: configs.EnvConfig(max_steps=0), "env.max_steps=0"),
+        (lambda: configs.ScriptedAdvisorConfig(competence=2), "competence=2"),
+        (lambda: configs.ScriptedAdvisorConfig(sharpness=0), "sharpness=0"),
+        (lambda: configs.ScriptedAdvisorConfig(confidence=1.5), "confidence=1.5"),
+        (lambda: configs.CallsConfig(budget=-1), "budget=-1"),
+        (lambda: configs.CallsConfig(cooldown=-1), "cooldown=-1"),
+        (lambda: configs.CallsConfig(no_reward_steps=0), "no_reward_steps=0"),
+        (lambda: configs.CallsConfig(timeout_s=0), "timeout_s=0"),
+        (lambda: configs.GateConfig(beta_max=-1), "beta_max=-1"),
+        (lambda: configs.GateConfig(hysteresis=[0.5]), "hysteresis"),
+        (lambda: configs.EpsilonConfig(eps_init=0.1, eps_end=0.2), "epsilon"),
+        (lambda: configs.DreamerConfig(belief_dim=100), "belief_dim=100"),
+        (lambda: configs.DreamerConfig(batch_size=0), "batch_size=0"),
+        (lambda: configs.DreamerConfig(lr=0), "lr=0"),
+        (lambda: configs.DreamerConfig(replay_ratio=-1), "replay_ratio=-1"),
+        (lambda: configs.LoggerConfig(backends=["paper"]), "backends"),
+        (lambda: configs.LoggerConfig(mode="loud"), "mode"),
+        (lambda: configs.LoggerConfig(interval=0), "interval=0"),
+        (lambda: configs.EvaluationConfig(episodes=0), "episodes=0"),
+        (lambda: configs.TrainConfig(total_steps=0), "total_steps=0"),
+        (lambda: configs.TrainConfig(steps_per_batch=33), "steps_per_batch=33"),
+        (lambda: configs.TrainConfig(checkpoint_interval=0), "checkpoint_interval=0"),
+        (lambda: configs.TrainConfig(num_threads=0), "num_threads=0"),
+        (
+            lambda: configs.TrainConfig(dreamer=configs.DreamerConfig(buffer_size=40)),
+            "buffer_size=40",
+        ),
+    ],
+)
+def test_impossible_values_say_what_is_wrong(build, message):
+    with pytest.raises(ValueError, match="impossible") as error:
+        build()
+    assert message in str(error.value)
+
+
+def compose(*overrides: str):
+    hydra = pytest.importorskip("hydra")
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    configs.register_configs()
+    with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return hydra.compose("config", overrides=[*overrides, "output_dir=x"])
+
+
+def experiments() -> list[str]:
+    return sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_composes(name):
+    from omegaconf import OmegaConf
+
+    assert isinstance(OmegaConf.to_object(compose(f"experiment={name}")), configs.TrainConfig)
+
+
+@pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])
+def test_every_choice_of_every_group_composes(group):
+    for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
+        compose(f"{group}={path.stem}")
+
+
+def test_files_hold_the_defaults_of_the_dataclasses():
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_object(compose())
+    assert config.lore == configs.LoReConfig()
+    assert config.dreamer == configs.DreamerConfig()
+    assert config.logger == configs.LoggerConfig()
+    assert config.evaluation == configs.EvaluationConfig()
+    assert config.advisor == configs.ScriptedAdvisorConfig()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["lore.gate.beta_maximum=1", "dreamer.learning_rate=1", "advisor.skill=1", "sede=1"],
+)
+def test_unknown_keys_fail_when_composing(override):
+    from hydra.errors import ConfigCompositionException
+
+    with pytest.raises(ConfigCompositionException, match=override.split("=")[0].split(".")[-1]):
+        compose(override)
+
+
+def _leaves(cls: type) -> set[str]:
+    names = set()
+    for field in fields(cls):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        names |= _leaves(type(default)) if is_dataclass(default) else {field.name}
+    return names
+
+
+@pytest.mark.parametrize(
+    ("path", "cls"),
+    [
+        ("lore/default.yaml", configs.LoReConfig),
+        ("dreamer/small.yaml", configs.DreamerConfig),
+        ("logger/default.yaml", configs.LoggerConfig),
+        ("env/doorkey5x5.yaml", configs.EnvConfig),
+    ],
+)
+def test_every_value_stands_in_its_file(path, cls):
+    text = (ROOT / "configs" / path).read_text()
+    missing = [name for name in _leaves(cls) if f"{name}:" not in text]
+    assert not missing
+
+
+def test_a_bad_command_line_ends_before_training(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "train.py"), "lore.calls.budget=-3"]
+    result = subprocess.run(
+        [*command, f"output_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "lore.calls.budget=-3 is impossible" in result.stderr
+    assert not (tmp_path / "metrics.jsonl").exists()
