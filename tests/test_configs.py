@@ -135,3 +135,8 @@ def test_a_bad_command_line_ends_before_training(tmp_path):
     assert result.returncode != 0
     assert "lore.calls.budget=-3 is impossible" in result.stderr
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_an_experiment_has_the_last_word_over_the_root():
+    assert compose("experiment=doorkey6x6").total_steps == 20_000
+    assert compose("experiment=doorkey6x6", "total_steps=64").total_steps == 64
