@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+_LARGEST_LOGIT = 1e30
+
 
 def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
     r"""Return :math:`\sum_i w_i x_i / \max(\sum_i [w_i > 0], 1)`, zero where nothing counts.
@@ -55,7 +57,8 @@ def clean_advice(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Make advice safe to compute with: rows that cannot be used become exact zeros.
 
-    A row counts where ``mask`` is set and its logits and confidence are finite. The
+    A row counts where ``mask`` is set and its logits and confidence are finite (logits up
+    to 1e30, which a temperature or a weight cannot carry to infinity). The
     logits are centred, :math:`\ell - \mathrm{mean}_a\,\ell`, and detached; the
     confidence is clipped to ``[0, 1]``.
 
@@ -72,7 +75,8 @@ def clean_advice(
     confidence = confidence.detach().float()
     # Centred first: the mean of finite but enormous logits may not be finite.
     logits = prior_logits - prior_logits.mean(-1, keepdim=True)
-    valid = mask & logits.isfinite().all(-1, keepdim=True) & confidence.isfinite()
+    usable = (logits.abs() <= _LARGEST_LOGIT).all(-1, keepdim=True)
+    valid = mask & usable & confidence.isfinite()
     logits = torch.where(valid, logits, torch.zeros_like(logits))
     weight = torch.where(valid, confidence.clamp(0.0, 1.0), torch.zeros_like(confidence))
     return logits, weight, valid

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torchrl._utils import logger as torchrl_logger
 from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
@@ -251,7 +250,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         device=device,
     )
     if any(learner.stepper.resolve(device)):
-        learner.stepper.warmup(_example_sample(learner, env, policy, replay_hook))
+        learner.stepper.warmup(_example_sample(env, replay_hook))
 
     checkpoint = Checkpoint(
         config=json.loads(json.dumps(asdict(c))), random=GlobalRNGState(), loss=learner.loss
@@ -330,12 +329,10 @@ def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
         env.close()
 
 
-def _example_sample(
-    learner: Learner, env: EnvBase, policy: TensorDictModuleBase, hook: DreamerReplayHook
-) -> TensorDictBase:
+def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
     """Return a sample of the right shape to compile the learner on, at no adviser's cost."""
     zeros = env.fake_tensordict().apply(torch.zeros_like).unsqueeze(-1)
-    records = stream_records(zeros.set("is_init", zeros["is_init"]), hook.observed_keys)
+    records = stream_records(zeros, hook.observed_keys)
     sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
     return sample.to(hook.device)
 
