@@ -101,6 +101,7 @@ class LoReActor(TensorDictModuleBase):
         self.actor = actor
         # The actor without its head; slicing it at every step would cost a module each.
         self.__dict__["_backbone"] = tuple(actor.module)[:-1]
+        self.__dict__.update(_compile_kwargs=None, _compiled=None)
         self.gate = gate
         self.mixer = mixer
         self.value_model = value_model if gate.value_weight else None
@@ -132,8 +133,12 @@ class LoReActor(TensorDictModuleBase):
         Args:
             **kwargs: Passed on to :func:`torch.compile`.
         """
-        self._decide = torch.compile(self._decide, **{"dynamic": False, **kwargs})
+        self.__dict__["_compile_kwargs"] = {"dynamic": False, **kwargs}
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A compiled function belongs to this object: copies compile their own.
+        return {**self.__dict__, "_compiled": None}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action and everything that the gate and the mixer write."""
@@ -152,7 +157,12 @@ class LoReActor(TensorDictModuleBase):
         if self.value_model is not None:
             value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
         random = exploration_type() in (ExplorationType.RANDOM, None)
-        weighed, mixture, index, changed = self._decide(
+        decide = self._decide
+        if self._compile_kwargs is not None:
+            if self._compiled is None:
+                self.__dict__["_compiled"] = torch.compile(decide, **self._compile_kwargs)
+            decide = self._compiled
+        weighed, mixture, index, changed = decide(
             log_p, value_logits, *self.gate.carried(tensordict), *advice, random=random
         )
         self.gate.write(tensordict, weighed)

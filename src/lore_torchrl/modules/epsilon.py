@@ -59,7 +59,6 @@ class ValidEGreedyModule(EGreedyModule):
             action_mask_key=action_mask_key,
         )
         self.source_key = source_key
-        self.in_keys = [*self.in_keys, source_key]
         self.out_keys = [*self.out_keys, source_key]
 
     def anneal(self, frames: int) -> None:
@@ -72,7 +71,9 @@ class ValidEGreedyModule(EGreedyModule):
         before = tensordict.get(self.action_key)
         super().forward(tensordict)
         changed = (tensordict.get(self.action_key) != before).any(-1, keepdim=True)
-        source = tensordict.get(self.source_key)
+        source = tensordict.get(self.source_key, None)
+        if source is None:  # a policy without advice, such as the stock actor
+            source = torch.full_like(changed, keys.SOURCE_POLICY, dtype=torch.long)
         random = torch.full_like(source, keys.SOURCE_RANDOM)
         tensordict.set(self.source_key, torch.where(changed, random, source))
         return tensordict

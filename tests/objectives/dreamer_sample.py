@@ -1,0 +1,148 @@
+"""A tiny DreamerV3 agent, its learner and random replay samples, for the tests of the losses."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lore_torchrl.configs import (
+    DreamerConfig,
+    GateConfig,
+    LoReConfig,
+    LossConfig,
+    TemperatureConfig,
+)
+from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
+
+OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
+STATE, BELIEF = 8, 16
+
+
+def tiny_config(**kwargs) -> DreamerConfig:
+    sizes = {
+        "hidden_dim": 8,
+        "belief_dim": BELIEF,
+        "num_blocks": 2,
+        "num_categoricals": 2,
+        "num_classes": 4,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "actor_layers": 1,
+        "value_layers": 1,
+        "num_bins": 15,
+        "imagination_horizon": 3,
+        "lr_warmup": 0,
+        "lr": 1e-3,
+        "compile_train_step": False,
+        "cudagraph": False,
+    }
+    return DreamerConfig(**{**sizes, **kwargs})
+
+
+def tiny_agent(config: DreamerConfig | None = None, *, seed: int = 0, device="cpu") -> DreamerAgent:
+    torch.manual_seed(seed)
+    agent = build_agent(
+        config or tiny_config(), observation_dim=OBSERVATION, num_actions=ACTIONS, device=device
+    )
+    # Stock heads start at or near zero; give every gradient something to work on.
+    with torch.no_grad():
+        for module in (agent.actor, agent.value):
+            for parameter in module.parameters():
+                if parameter.ndim == 2 and parameter.shape[0] in (ACTIONS, 15):
+                    nn.init.normal_(parameter)
+    return agent
+
+
+def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
+    """LoRe with a gate that lets advice through, unless told otherwise."""
+    return LoReConfig(
+        gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
+        temperature=TemperatureConfig(**(temperature or {})),
+        loss=LossConfig(**loss),
+    )
+
+
+def tiny_learner(
+    lore: LoReConfig | None = None,
+    *,
+    config: DreamerConfig | None = None,
+    seed: int = 0,
+    device="cpu",
+) -> Learner:
+    """Build a learner; the same seed gives the same networks, with or without LoRe."""
+    config = config or tiny_config()
+    agent = tiny_agent(config, seed=seed, device=device)
+    lore_actor = None if lore is None else build_lore_actor(lore, agent, device=device)
+    return build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
+
+
+def advice(*batch: int, mask=True) -> dict[str, torch.Tensor]:
+    return {
+        "llm_prior_logits": 3 * torch.randn(*batch, ACTIONS),
+        "llm_confidence": torch.rand(*batch, 1),
+        "llm_mask": torch.full((*batch, 1), mask),
+    }
+
+
+def tiny_sample(*, seed: int = 1, mask: bool | None = True, time: int = TIME) -> TensorDict:
+    """Draw a replay sample; ``mask=None`` leaves the advice entries out."""
+    torch.manual_seed(seed)
+    shape = (BATCH, time)
+    is_init = torch.zeros(*shape, 1, dtype=torch.bool)
+    is_init[1, 1] = True
+    sample = TensorDict(
+        {
+            "state": torch.randn(*shape, STATE),
+            "belief": torch.randn(*shape, BELIEF),
+            "action": nn.functional.one_hot(torch.randint(ACTIONS, shape), ACTIONS).float(),
+            "is_init": is_init,
+            "next": {
+                "observation": torch.randn(*shape, OBSERVATION),
+                "reward": torch.randn(*shape, 1),
+                "done": torch.zeros(*shape, 1, dtype=torch.bool),
+                "terminated": torch.zeros(*shape, 1, dtype=torch.bool),
+            },
+        },
+        shape,
+    )
+    sample["next", "done"][0, 2] = True
+    sample["next", "terminated"][0, 2] = True
+    if mask is not None:
+        for key, value in advice(*shape, mask=mask).items():
+            sample["next", key] = value
+    return sample
+
+
+def latents(n: int = 10, *, seed: int = 2, mask=True) -> TensorDict:
+    """Draw posterior states with the advice for them at the root."""
+    torch.manual_seed(seed)
+    return TensorDict(
+        {"state": torch.randn(n, STATE), "belief": torch.randn(n, BELIEF), **advice(n, mask=mask)},
+        [n],
+    )
+
+
+def _stock_name(name: str) -> str:
+    """Name that a parameter or buffer has in the loss without LoRe's wrapper."""
+    return name.replace("actor_loss.actor_loss.", "actor_loss.")
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        _stock_name(name): p.grad.clone()
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {_stock_name(name): value.clone() for name, value in module.state_dict().items()}
+
+
+def update(learner: Learner, sample: TensorDict, *, seed: int = 3):
+    """Make one update; return the metrics, the gradients and the random state after it."""
+    torch.manual_seed(seed)
+    metrics = learner.stepper.step(None, sample)
+    return metrics, gradients(learner.loss), torch.get_rng_state()

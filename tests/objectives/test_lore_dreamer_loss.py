@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from dreamer_sample import (
+    BATCH,
+    TIME,
+    gradients,
+    lore_config,
+    tiny_agent,
+    tiny_config,
+    tiny_learner,
+    tiny_sample,
+    update,
+    weights,
+)
+from torch._dynamo.utils import counters
+from torch.distributions import Categorical, kl_divergence
+from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
+
+from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
+from lore_torchrl.objectives import LoReDreamerV3Loss
+
+NAN, INF = float("nan"), float("inf")
+ADVICE = ("llm_prior_logits", "llm_confidence", "llm_mask")
+OFF = {"prior_weight": 0.0, "multiplier_lr": 0.0}
+
+
+def prior_by_hand(loss, context, advice, *, weight=0.3):
+    """KL(prior || policy), weighted and averaged, from posterior states and their advice."""
+    policy = Categorical(logits=loss.actor_loss.actor_model.get_dist(context).logits)
+    prior = Categorical(logits=advice["llm_prior_logits"])
+    keep = advice["llm_mask"].squeeze(-1)
+    kl = advice["llm_confidence"].squeeze(-1) * kl_divergence(prior, policy)
+    return weight * kl[keep].mean()
+
+
+def forward(loss, sample, seed=3):
+    torch.manual_seed(seed)
+    return loss(sample.clone())
+
+
+class TestEqualsStock:
+    @pytest.mark.parametrize("why", ["weights", "masked", "nan", "no_confidence"])
+    def test_over_several_updates_to_the_bit(self, why):
+        stock = tiny_learner()
+        lore = tiny_learner(lore_config(**(OFF if why == "weights" else {})))
+        start = weights(stock.loss)
+        for step in range(4):
+            stock_sample = tiny_sample(seed=step, mask=None)
+            sample = tiny_sample(seed=step, mask=why != "masked")
+            if why == "nan":
+                sample["next", "llm_prior_logits"][..., 1] = NAN
+            if why == "no_confidence":
+                sample["next", "llm_confidence"].fill_(NAN)
+            expected, expected_grads, expected_state = update(stock, stock_sample, seed=step)
+            found, grads, state = update(lore, sample, seed=step)
+            for key, value in expected.items():
+                assert torch.equal(found[key], value), key
+            assert all(v == 0 for k, v in found.items() if k.startswith("loss_lore"))
+            assert set(grads) == set(expected_grads)
+            for name, grad in expected_grads.items():
+                assert torch.equal(grads[name], grad), name
+            assert torch.equal(state, expected_state)
+            for key in ("state", "belief"):
+                context = ("replay_context", key)
+                assert torch.equal(sample[context], stock_sample[context])
+            after = weights(lore.loss)
+            for name, value in weights(stock.loss).items():
+                assert torch.equal(after[name], value), name
+        moved = [name for name, value in start.items() if not torch.equal(value, after[name])]
+        assert any("actor_model" in name for name in moved)
+
+    def test_with_weights_zero_the_advice_may_be_missing(self):
+        lore = tiny_learner(lore_config(**OFF))
+        assert "loss_actor" in forward(lore.loss, tiny_sample(mask=None))
+
+    def test_advice_changes_the_actor_only(self):
+        stock, lore = tiny_learner(), tiny_learner(lore_config(delta=0.0, multiplier_init=0.5))
+        expected, expected_grads, expected_state = update(stock, tiny_sample(mask=None))
+        found, grads, state = update(lore, tiny_sample())
+        for key, value in expected.items():
+            assert torch.equal(found[key], value), key
+        assert found["loss_lore_prior"] > 0 and found["loss_lore_constraint"] > 0
+        changed = {n for n, grad in expected_grads.items() if not torch.equal(grads[n], grad)}
+        assert changed and all("actor_model" in name for name in changed)
+        assert torch.equal(state, expected_state)
+
+
+class TestAlignment:
+    def test_posterior_at_t_has_seen_the_observation_under_next_at_t(self):
+        loss = tiny_learner(lore_config()).loss
+        sample = tiny_sample()
+        for t in range(TIME):
+            changed = sample.clone()
+            changed["next", "observation"][:, t] *= -1
+            same = torch.ones(BATCH, TIME, dtype=torch.bool)
+            # Of a posterior only samples are returned, and few differ: draw several.
+            for seed in range(20):
+                before = forward(loss, sample, seed)["replay_context", "state"]
+                after = forward(loss, changed, seed)["replay_context", "state"]
+                same &= (before == after).all(-1)
+            assert same[:, :t].all() and not same[:, t].any()
+
+    def test_advice_under_next_at_t_meets_the_posterior_of_t(self):
+        loss = tiny_learner(lore_config()).loss
+        sample = tiny_sample()
+        sample["next", "llm_mask"][1, 2] = False
+        # A decoy: advice for the observation before, which the loss must not read.
+        for key, value in zip(ADVICE, (-5.0, 1.0, True), strict=True):
+            sample[key] = torch.full_like(sample["next", key], value)
+        result = forward(loss, sample)
+        context, advice = result["replay_context"], sample["next"].select(*ADVICE)
+        expected = prior_by_hand(loss, context, advice)
+        torch.testing.assert_close(result["loss_lore_prior"], expected)
+        for shift in (-1, 1):
+            shifted = advice.apply(lambda x, shift=shift: x.roll(shift, 1))
+            off_by_one = prior_by_hand(loss, context, shifted)
+            assert abs(off_by_one - expected) > 1e-2
+            moved = sample.clone()
+            moved["next"].update(shifted)
+            torch.testing.assert_close(forward(loss, moved)["loss_lore_prior"], off_by_one)
+
+    @pytest.mark.parametrize("b", range(BATCH))
+    @pytest.mark.parametrize("t", range(TIME))
+    def test_single_advised_state(self, b, t):
+        loss = tiny_learner(lore_config()).loss
+        sample = tiny_sample(mask=False)
+        sample["next", "llm_mask"][b, t] = True
+        result = forward(loss, sample)
+        log_p = loss.actor_loss.actor_model.get_dist(result["replay_context"][b, t]).logits
+        kl = kl_divergence(
+            Categorical(logits=sample["next", "llm_prior_logits"][b, t]), Categorical(logits=log_p)
+        )
+        expected = 0.3 * sample["next", "llm_confidence"][b, t, 0] * kl
+        torch.testing.assert_close(result["loss_lore_prior"], expected)
+        assert result["lore_advised"].item() == pytest.approx(1 / (BATCH * TIME))
+
+
+class TestUnusableRows:
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"llm_mask": False, "llm_prior_logits": NAN, "llm_confidence": NAN},
+            {"llm_mask": False, "llm_prior_logits": 40.0},
+            {"llm_prior_logits": NAN},
+            {"llm_prior_logits": -INF},
+            {"llm_confidence": INF},
+        ],
+        ids=str,
+    )
+    def test_equal_rows_without_advice_to_the_bit(self, bad):
+        lore = lore_config(
+            bonus_weight=0.2,
+            delta=0.0,
+            multiplier_init=0.5,
+            multiplier_lr=0.1,
+            temperature={"rate": 0.5},
+        )
+        rows = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]]).bool()
+        outcomes = []
+        for case in ("empty", "bad"):
+            learner = tiny_learner(lore)
+            sample = tiny_sample()
+            entries = dict.fromkeys(ADVICE, 0.0) if case == "empty" else bad
+            for key, value in entries.items():
+                sample["next", key][rows] = value
+            outcomes.append((*update(learner, sample), weights(learner.loss)))
+        (clean, clean_grads, clean_state, clean_weights), (found, grads, state, after) = outcomes
+        for key, value in clean.items():
+            assert torch.equal(found[key], value), key
+        for expected, actual in ((clean_grads, grads), (clean_weights, after)):
+            for name, value in expected.items():
+                assert torch.equal(actual[name], value), name
+        assert torch.equal(state, clean_state)
+        assert found["loss_lore_prior"] > 0 and found["loss_lore_constraint"] > 0
+
+    def test_mask_without_its_last_dimension(self):
+        loss = tiny_learner(lore_config()).loss
+        sample = tiny_sample()
+        sample["next", "llm_mask"][1, 2] = False
+        expected = forward(loss, sample)["loss_lore_prior"]
+        sample["next", "llm_mask"] = sample["next", "llm_mask"].squeeze(-1)
+        assert torch.equal(forward(loss, sample)["loss_lore_prior"], expected)
+
+
+class TestGradients:
+    def test_lore_terms_reach_only_the_actor(self):
+        learner = tiny_learner(lore_config(bonus_weight=0.2, delta=0.0, multiplier_init=0.5))
+        result = forward(learner.loss, tiny_sample())
+        terms = {k: v for k, v in result.items() if k.startswith("loss_lore")}
+        assert set(terms) == {"loss_lore_prior", "loss_lore_bonus", "loss_lore_constraint"}
+        learner.optimizer.zero_grad(set_to_none=True)
+        sum(terms.values()).backward()
+        reached = {name for name, grad in gradients(learner.loss).items() if grad.any()}
+        assert reached and all(name.startswith("actor_loss.actor_model") for name in reached)
+
+    def test_updates_move_the_policy_towards_the_advice(self):
+        lore = lore_config(prior_weight=3.0, multiplier_lr=0.0)
+        learner = tiny_learner(lore, config=tiny_config(lr=1e-2))
+        losses = [update(learner, tiny_sample(), seed=0)[0]["loss_lore_prior"] for _ in range(25)]
+        assert losses[-1] < 0.8 * losses[0]
+
+
+class TestKeys:
+    def test_in_keys_are_stock_and_advice(self):
+        stock, lore = tiny_learner().loss, tiny_learner(lore_config()).loss
+        extra = [("next", key) for key in ADVICE]
+        assert lore.in_keys == [*stock.in_keys, *extra]
+
+    def test_renamed_and_nested(self):
+        learner = tiny_learner(lore_config(bonus_weight=0.1))
+        expected = update(tiny_learner(lore_config(bonus_weight=0.1)), tiny_sample())[0]
+        learner.loss.set_keys(prior_logits=("llm", "prior"), confidence="sure", mask=("llm", "m"))
+        assert learner.loss.in_keys[-3:] == [
+            ("next", "llm", "prior"),
+            ("next", "sure"),
+            ("next", "llm", "m"),
+        ]
+        sample = tiny_sample()
+        for old, new in zip(ADVICE, (("llm", "prior"), "sure", ("llm", "m")), strict=True):
+            sample["next"].rename_key_(old, new)
+        found = update(learner, sample)[0]
+        assert (found == expected).all()
+
+    @pytest.mark.parametrize("key", ADVICE)
+    def test_missing_advice_names_the_remedy(self, key):
+        learner = tiny_learner(lore_config())
+        sample = tiny_sample()
+        del sample["next", key]
+        with pytest.raises(KeyError, match=f"{key}.*SelectTransform"):
+            learner.stepper.step(None, sample)
+
+    def test_context_is_returned_as_by_the_stock_loss(self):
+        result = forward(tiny_learner(lore_config()).loss, tiny_sample())
+        stock = forward(tiny_learner().loss, tiny_sample(mask=None))
+        context, expected = result["replay_context"], stock["replay_context"]
+        assert set(context.keys()) == {"state", "belief"}
+        assert (context == expected).all()
+
+
+class TestStepper:
+    def test_metrics_pass_through(self):
+        metrics, _, _ = update(tiny_learner(lore_config(temperature={"rate": 0.1})), tiny_sample())
+        names = {"loss_lore_prior", "loss_lore_constraint", "lore_kl", "lore_multiplier"}
+        assert names | {"lore_delta", "lore_temperature", "lore_advised"} <= set(metrics.keys())
+
+    def test_warmup_leaves_every_buffer_as_it_was(self):
+        learner = tiny_learner(
+            lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5}),
+        )
+        before = weights(learner.loss)
+        learner.stepper.warmup(tiny_sample())
+        after = weights(learner.loss)
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+    def test_resumes_to_the_bit(self):
+        config = lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5})
+        one, two = tiny_learner(config), tiny_learner(config, seed=9)
+        for seed in range(2):
+            update(one, tiny_sample(seed=seed))
+        two.loss.load_state_dict(one.loss.state_dict())
+        two.stepper.load_state_dict(copy.deepcopy(one.stepper.state_dict()))
+        expected, found = update(one, tiny_sample(seed=7)), update(two, tiny_sample(seed=7))
+        assert (expected[0] == found[0]).all()
+        after = weights(two.loss)
+        assert all(torch.equal(value, after[name]) for name, value in weights(one.loss).items())
+
+
+def test_value_loss_built_with_the_wrapper():
+    # The documented way: every loss is given the LoRe actor loss.
+    learner = tiny_learner(lore_config())
+    parts = learner.loss
+    config, value_model = tiny_config(), parts.actor_loss.value_model
+    value_loss = DreamerV3ValueLoss(
+        value_model,
+        value_loss="two_hot",
+        num_value_bins=config.num_bins,
+        actor_loss=parts.actor_loss,
+        slow_critic_regularization=1.0,
+    )
+    composed = LoReDreamerV3Loss(
+        parts.model_loss,
+        parts.actor_loss,
+        value_loss,
+        replay_value_loss_weight=config.replay_value_weight,
+        continuation_horizon=config.continuation_horizon,
+        lmbda=config.lmbda,
+    )
+    result, expected = forward(composed, tiny_sample()), forward(parts, tiny_sample())
+    assert torch.equal(result["loss_value"], expected["loss_value"])
+    assert torch.equal(result["loss_replay_value"], expected["loss_replay_value"])
+
+
+def test_stock_actor_loss_is_refused():
+    parts = tiny_learner().loss
+    with pytest.raises(TypeError, match="DreamerV3ActorLoss"):
+        LoReDreamerV3Loss(parts.model_loss, parts.actor_loss, parts.value_loss)
+
+
+class TestCompile:
+    config = lore_config(
+        bonus_weight=0.1, delta=0.0, multiplier_init=0.5, temperature={"rate": 0.1}
+    )
+
+    def test_what_lore_adds_has_no_graph_break(self, monkeypatch):
+        """The stock part is replaced by its result, so that any break is LoRe's own."""
+        loss = tiny_learner(self.config).loss
+        sample = tiny_sample()
+        state = {name: value.clone() for name, value in loss.state_dict().items()}
+        expected = forward(loss, sample)
+        loss.load_state_dict(state)
+        stock = forward(tiny_learner().loss, sample)
+        monkeypatch.setattr(DreamerV3Loss, "forward", lambda self, sample: stock.clone())
+
+        def step(sample):
+            first = sample.get(loss.in_keys[0])  # as the stepper does
+            return first, LoReDreamerV3Loss.forward.__wrapped__(loss, sample)
+
+        _, found = torch.compile(step, fullgraph=True, backend="eager")(sample)
+        for key in expected.keys():  # noqa: SIM118
+            if "lore" in key:
+                torch.testing.assert_close(found[key], expected[key])
+
+    @pytest.mark.slow
+    def test_learner_step_breaks_no_more_often_than_stock(self):
+        def graph_breaks(learner, sample):
+            torch._dynamo.reset()
+            counters.clear()
+            learner.stepper._select_scan_backends()
+            step = torch.compile(learner.stepper._forward_backward, backend="eager")
+            step(learner.stepper._prepare_sample(sample))
+            # The first line of a reason names the break; what follows holds addresses.
+            reasons = {}
+            for reason, count in counters["graph_break"].items():
+                context = re.search(r"Developer debug context: (.*)", reason).group(1)
+                name = reason.splitlines()[0], re.sub(r"0x[0-9a-f]+", "", context)
+                reasons[name] = reasons.get(name, 0) + count
+            return reasons
+
+        small = tiny_config(imagination_horizon=1)
+        stock = graph_breaks(tiny_learner(config=small), tiny_sample(mask=None))
+        lore = graph_breaks(tiny_learner(self.config, config=small), tiny_sample())
+        assert lore == stock
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_learner_step_on_cuda():
+    config = tiny_config()
+    agent = tiny_agent(config, device="cuda")
+    lore = lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5})
+    lore_actor = build_lore_actor(lore, agent, device="cuda")
+    learner = build_learner(config, agent, lore=lore, lore_actor=lore_actor, device="cuda")
+    metrics, _, _ = update(learner, tiny_sample().to("cuda"))
+    assert all(value.isfinite().all() and value.is_cuda for value in metrics.values())
+    assert learner.loss.actor_loss.multiplier.item() > 0

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.distributions import Categorical, kl_divergence
+
+from lore_torchrl.functional import (
+    align_temperature,
+    categorical_kl,
+    clean_advice,
+    linear_schedule,
+    masked_mean,
+    max_entropy,
+    mix_logits,
+    mix_probs,
+    project_weight,
+    step_multiplier,
+    two_hot_variance,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+def log_probs(*shape, scale=1.0):
+    return torch.log_softmax(scale * torch.randn(*shape), -1)
+
+
+class TestMaskedMean:
+    def test_weighs_and_divides_by_the_number_counted(self):
+        value = torch.tensor([1.0, 2.0, 4.0])
+        weight = torch.tensor([1.0, 0.0, 0.5])
+        assert masked_mean(value, weight).item() == pytest.approx((1.0 + 2.0) / 2)
+
+    @pytest.mark.parametrize("bad", [NAN, INF, -INF])
+    def test_leaves_out_what_is_not_finite(self, bad):
+        value = torch.tensor([[3.0, bad], [bad, 5.0]])
+        assert masked_mean(value, torch.eye(2).bool()).item() == 4.0
+
+    def test_is_zero_where_nothing_counts(self):
+        assert masked_mean(torch.tensor([NAN, 1.0]), torch.zeros(2)).item() == 0.0
+
+    def test_gradient_of_what_does_not_count_is_zero(self):
+        value = torch.tensor([1.0, NAN], requires_grad=True)
+        masked_mean(value, torch.tensor([True, False])).backward()
+        assert value.grad.tolist() == [1.0, 0.0]
+
+
+class TestCategoricalKl:
+    def test_equals_torch_distributions(self):
+        log_p, log_q = log_probs(5, 3, 4, scale=3.0), log_probs(5, 3, 4, scale=3.0)
+        expected = kl_divergence(Categorical(logits=log_p), Categorical(logits=log_q))
+        torch.testing.assert_close(categorical_kl(log_p, log_q), expected)
+
+    def test_has_a_direction(self):
+        log_p, log_q = log_probs(4, scale=3.0), log_probs(4, scale=3.0)
+        assert abs(categorical_kl(log_p, log_q) - categorical_kl(log_q, log_p)) > 1e-2
+
+    def test_of_a_policy_with_itself_is_zero(self):
+        log_p = log_probs(6, 5)
+        assert categorical_kl(log_p, log_p).eq(0).all()
+
+
+class TestCleanAdvice:
+    def test_centres_and_clips(self):
+        logits, weight, valid = clean_advice(
+            torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]]),
+            torch.tensor([[1.7], [-0.2]]),
+            torch.ones(2, 1, dtype=torch.bool),
+        )
+        assert logits.tolist() == [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
+        assert weight.flatten().tolist() == [1.0, 0.0]
+        assert valid.all()
+
+    @pytest.mark.parametrize(
+        ("logits", "confidence", "mask"),
+        [
+            ([NAN, 0.0], 1.0, True),
+            ([INF, 0.0], 1.0, True),
+            ([0.0, -INF], 1.0, True),
+            ([1.0, 0.0], NAN, True),
+            ([1.0, 0.0], INF, True),
+            ([1.0, 0.0], 1.0, False),
+            ([NAN, NAN], NAN, False),
+            ([3e38, 3e38], 1.0, True),
+            ([2e38, -2e38], 1.0, True),  # a temperature below 1 would make it infinite
+            ([3.4e38, -3.4e38], 1.0, False),
+        ],
+    )
+    def test_unusable_rows_become_exact_zeros(self, logits, confidence, mask):
+        good = torch.tensor([[1.0, 3.0]])
+        out, weight, valid = clean_advice(
+            torch.cat((good, torch.tensor([logits]))),
+            torch.tensor([[0.5], [confidence]]),
+            torch.tensor([[True], [mask]]),
+        )
+        assert out.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
+        assert weight.tolist() == [[0.5], [0.0]]
+        assert valid.tolist() == [[True], [False]]
+
+    def test_detaches(self):
+        prior = torch.randn(3, 4, requires_grad=True)
+        confidence = torch.rand(3, 1, requires_grad=True)
+        outputs = clean_advice(prior, confidence, torch.ones(3, 1).bool())
+        assert not any(output.requires_grad for output in outputs)
+
+    def test_does_not_write_to_its_input(self):
+        prior = torch.tensor([[NAN, 1.0]])
+        clean_advice(prior, torch.ones(1, 1), torch.ones(1, 1).bool())
+        assert prior[0, 0].isnan() and prior[0, 1] == 1.0
+
+
+class TestMixing:
+    def test_mix_logits_is_a_product_of_experts(self):
+        log_p, direction = log_probs(7, 4), torch.randn(7, 4)
+        expected = log_p.exp() * (0.6 * direction).exp()
+        expected = expected / expected.sum(-1, keepdim=True)
+        torch.testing.assert_close(mix_logits(log_p, direction, torch.tensor(0.6)).exp(), expected)
+
+    def test_mix_probs_is_a_mixture(self):
+        log_p, log_prior = log_probs(7, 4), log_probs(7, 4)
+        gate = torch.linspace(0, 1, 7).unsqueeze(-1)
+        expected = (1 - gate) * log_p.exp() + gate * log_prior.exp()
+        torch.testing.assert_close(mix_probs(log_p, log_prior, gate).exp(), expected)
+
+    def test_mix_probs_with_a_shut_gate_is_the_policy_to_the_bit(self):
+        log_p = log_probs(50, 4)
+        assert torch.equal(mix_probs(log_p, log_probs(50, 4), torch.zeros(50, 1)), log_p)
+
+
+def _kl64(mix, log_p, other, weight):
+    """KL(mix || policy) in float64, so that it judges the float32 projection."""
+    log_p = torch.log_softmax(log_p.double(), -1)
+    return categorical_kl(mix(log_p, other.double(), weight.double()), log_p).unsqueeze(-1)
+
+
+_logit = st.floats(-30, 30, width=32)
+_cases = st.integers(2, 7).flatmap(
+    lambda a: st.tuples(
+        st.lists(_logit, min_size=a, max_size=a),
+        st.lists(_logit, min_size=a, max_size=a),
+        st.floats(0, 1, width=32),
+        st.one_of(st.floats(0, 4, width=32), st.floats(4, 2.0**20, width=32)),
+        st.floats(2.0**-13, 2.0, width=32),
+    )
+)
+
+
+class TestProjectWeight:
+    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
+    @given(case=_cases)
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_bound_holds_and_is_used(self, mix, case):
+        policy, prior, confidence, beta, max_kl = case
+        log_p = torch.log_softmax(torch.tensor([policy]), -1)
+        prior = torch.tensor([prior])
+        wanted = torch.tensor([[beta]])
+        if mix is mix_logits:
+            other = confidence * (prior - prior.mean(-1, keepdim=True))
+        else:
+            other, wanted = torch.log_softmax(prior, -1), wanted.clamp(max=1.0) * confidence
+        weight = project_weight(mix, log_p, other, wanted, max_kl)
+
+        assert ((weight >= 0) & (weight <= wanted)).all()
+        # float32 knows a KL to about an ulp of the log-probabilities it is made of.
+        slack = 1e-5 * max_kl + 3e-7 * (1 + log_p.abs().max().item())
+        assert _kl64(mix, log_p, other, weight) <= max_kl + slack
+        if (weight < wanted).all():
+            larger = torch.minimum(1.02 * weight + 1e-6 / 30 * wanted, wanted)
+            assert _kl64(mix, log_p, other, larger) >= max_kl - slack
+        if (_kl64(mix, log_p, other, wanted) <= max_kl - slack).all():
+            assert torch.equal(weight, wanted)
+
+    def test_more_points_narrow_the_answer(self):
+        log_p, other = log_probs(100, 5), 8 * torch.randn(100, 5)
+        exact = project_weight(mix_logits, log_p, other, torch.ones(100, 1), 0.3, num_points=512)
+        last = float("inf")
+        for num_points in (8, 32, 128):
+            found = project_weight(
+                mix_logits, log_p, other, torch.ones(100, 1), 0.3, num_points=num_points
+            )
+            missing = (exact - found) / exact
+            assert missing.min() > -1e-3
+            assert missing.max() < last
+            last = missing.max()
+
+    @pytest.mark.parametrize("logit", [1e2, 1e3, 1e5])
+    def test_steep_advice_is_bounded_and_not_dropped(self, logit):
+        log_p = torch.full((1, 5), 0.2).log()
+        other = torch.tensor([[logit, 0.0, 0.0, 0.0, 0.0]])
+        weight = project_weight(mix_logits, log_p, other, torch.ones(1, 1), 1.0)
+        assert 0.94 < _kl64(mix_logits, log_p, other, weight).item() <= 1.0 + 1e-5
+
+    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
+    def test_weight_within_the_bound_is_kept_to_the_bit(self, mix):
+        log_p = log_probs(500, 5)
+        other = torch.randn(500, 5) if mix is mix_logits else log_probs(500, 5)
+        wanted = torch.rand(500, 1)
+        assert torch.equal(project_weight(mix, log_p, other, wanted, 1e3), wanted)
+
+    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
+    def test_zero_weight_stays_zero(self, mix):
+        log_p = log_probs(20, 5)
+        other = log_probs(20, 5)
+        weight = project_weight(mix, log_p, other, torch.zeros(20, 1), 1.0)
+        assert weight.eq(0).all()
+
+    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
+    def test_zero_radius_leaves_no_measurable_divergence(self, mix):
+        log_p = log_probs(200, 5)
+        other = 4 * torch.randn(200, 5) if mix is mix_logits else log_probs(200, 5, scale=4.0)
+        weight = project_weight(mix, log_p, other, torch.ones(200, 1), 0.0)
+        assert _kl64(mix, log_p, other, weight).max() < 1e-6
+
+    def test_radius_may_differ_by_row(self):
+        log_p, other = log_probs(1, 5).expand(3, 5), torch.randn(1, 5).expand(3, 5) * 5
+        radius = torch.tensor([[0.01], [0.1], [1.0]])
+        weight = project_weight(mix_logits, log_p, other, torch.ones(3, 1), radius)
+        torch.testing.assert_close(
+            _kl64(mix_logits, log_p, other, weight).float(), radius, rtol=0.1, atol=0
+        )
+
+    def test_a_weight_that_overflows_is_cut_to_one_that_does_not(self):
+        log_p = log_probs(1, 3)
+        other = torch.tensor([[1e38, -1e38, 0.0]])
+        weight = project_weight(mix_logits, log_p, other, torch.tensor([[1e6]]), 1.0)
+        assert weight < 10
+        assert _kl64(mix_logits, log_p, other, weight) <= 1.0 + 1e-5
+
+    def test_any_batch_shape(self):
+        log_p, other = log_probs(2, 3, 4, 5), 6 * torch.randn(2, 3, 4, 5)
+        wanted = torch.rand(2, 3, 4, 1)
+        weight = project_weight(mix_logits, log_p, other, wanted, 0.2)
+        flat = project_weight(
+            mix_logits, log_p.reshape(-1, 5), other.reshape(-1, 5), wanted.reshape(-1, 1), 0.2
+        )
+        assert torch.equal(weight.reshape(-1, 1), flat)
+
+
+class TestAlignTemperature:
+    @staticmethod
+    def objective(log_p, prior, valid, temperature):
+        log_rho = torch.log_softmax(prior.double() / temperature, -1)
+        kl = categorical_kl(log_p.double(), log_rho)
+        return kl[valid.squeeze(-1)].mean()
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_is_the_argmin_of_a_fine_grid(self, seed):
+        torch.manual_seed(seed)
+        prior = 3 * torch.randn(40, 5)
+        prior = prior - prior.mean(-1, keepdim=True)
+        log_p = torch.log_softmax(prior / (0.8 + seed / 3) + 0.5 * torch.randn(40, 5), -1)
+        valid = torch.rand(40, 1) < 0.6
+        grid = torch.logspace(math.log10(0.2), math.log10(8.0), 4001, dtype=torch.float64)
+        values = torch.stack([self.objective(log_p, prior, valid, t) for t in grid])
+        best = grid[values.argmin()].item()
+        found = align_temperature(log_p, prior, valid, minimum=0.2, maximum=8.0)
+        assert 0.25 < best < 7.5  # otherwise this tests the bounds, not the optimum
+        assert found.item() == pytest.approx(best, rel=2e-3)
+
+    def test_recovers_a_known_temperature(self):
+        prior = torch.randn(30, 4)
+        prior = prior - prior.mean(-1, keepdim=True)
+        found = align_temperature(
+            torch.log_softmax(prior / 1.7, -1),
+            prior,
+            torch.ones(30, 1).bool(),
+            minimum=0.1,
+            maximum=10.0,
+        )
+        assert found.item() == pytest.approx(1.7, rel=1e-4)
+
+    def test_uniform_policy_gives_the_maximum(self):
+        prior = torch.tensor([[2.0, -1.0, -1.0]])
+        found = align_temperature(
+            torch.full((1, 3), 1 / 3).log(), prior, torch.ones(1, 1).bool(), minimum=0.5, maximum=4
+        )
+        assert found.item() == pytest.approx(4.0, rel=1e-5)
+
+    def test_policy_sharper_than_any_prior_gives_the_minimum(self):
+        prior = torch.tensor([[2.0, -1.0, -1.0]])
+        log_p = torch.log_softmax(prior * 50, -1)
+        found = align_temperature(log_p, prior, torch.ones(1, 1).bool(), minimum=0.5, maximum=4)
+        assert found.item() == pytest.approx(0.5, rel=1e-5)
+
+    def test_rows_that_do_not_count_are_left_out(self):
+        prior = torch.randn(10, 4)
+        prior = prior - prior.mean(-1, keepdim=True)
+        log_p = log_probs(10, 4)
+        valid = torch.arange(10).unsqueeze(-1) < 4
+        bounds = {"minimum": 0.01, "maximum": 100.0}
+        assert align_temperature(log_p, prior, valid, **bounds) == align_temperature(
+            log_p[:4], prior[:4], valid[:4], **bounds
+        )
+
+
+class TestTwoHotVariance:
+    bins = torch.linspace(-20, 20, 255)
+
+    def test_closed_form_of_two_bins(self):
+        logits = torch.full((1, 255), -INF)
+        logits[0, 100], logits[0, 140] = math.log(0.25), math.log(0.75)
+        distance = (self.bins[140] - self.bins[100]).item()
+        expected = 0.25 * 0.75 * distance**2
+        assert two_hot_variance(logits, self.bins).item() == pytest.approx(expected, rel=1e-4)
+
+    def test_uniform(self):
+        # Discrete uniform distribution on n points a step apart.
+        step = 40 / 254
+        expected = step**2 * (255**2 - 1) / 12
+        variance = two_hot_variance(torch.zeros(2, 3, 255), self.bins)
+        assert variance.shape == (2, 3, 1)
+        torch.testing.assert_close(variance, torch.full((2, 3, 1), expected), rtol=1e-4, atol=0)
+
+    def test_certain_critic_has_none(self):
+        logits = torch.full((4, 255), -1e4)
+        logits[range(4), [0, 77, 200, 254]] = 0.0
+        variance = two_hot_variance(logits, self.bins)
+        assert (variance >= 0).all() and variance.max() < 1e-3
+
+
+def test_step_multiplier():
+    maximum = torch.tensor(1.0)
+    step = lambda value, violation: step_multiplier(  # noqa: E731
+        torch.tensor(value), torch.tensor(violation), 0.1, maximum
+    ).item()
+    assert step(0.5, 2.0) == pytest.approx(0.7)
+    assert step(0.5, -2.0) == pytest.approx(0.3)
+    assert step(0.05, -2.0) == 0.0
+    assert step(0.95, 2.0) == 1.0
+
+
+def test_linear_schedule():
+    start, end = torch.tensor(2.0), torch.tensor(1.0)
+    values = [linear_schedule(torch.tensor(n), start, end, 4).item() for n in (0, 1, 2, 4, 9)]
+    assert values == [2.0, 1.75, 1.5, 1.0, 1.0]
+    assert linear_schedule(torch.tensor(0), start, end, 0).item() == 1.0
+
+
+def test_max_entropy():
+    uniform = Categorical(logits=torch.zeros(7))
+    assert max_entropy(7) == pytest.approx(uniform.entropy().item())
