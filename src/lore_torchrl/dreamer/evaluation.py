@@ -50,7 +50,7 @@ def evaluate(
         success = torch.zeros(rows, 1, dtype=torch.bool)
         device = next(policy.parameters()).device
         for _ in itertools.count() if max_steps is None else range(max_steps):
-            td = policy(td.to(device)).to(td.device)
+            td = policy(td.to(device)).to("cpu")
             # Finished rows are not stepped: their worlds stand still until the next reset.
             td.set("_step", alive.squeeze(-1))
             td = env.step(td)
