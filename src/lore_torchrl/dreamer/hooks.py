@@ -124,6 +124,8 @@ class MetricsHook(TrainerHookBase):
         num_envs: Environments; episodes are followed for each.
         batch_metrics: Functions from a collector batch to scalars, averaged over batches.
         gauges: Functions to scalars that are read when a row is written.
+        bar: Function to what the progress bar shows beside success and KL; read at every
+            batch. Default: nothing.
         updates: Returns the number of learner updates so far.
     """
 
@@ -136,9 +138,11 @@ class MetricsHook(TrainerHookBase):
         updates: Callable[[], int],
         batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, float]]] = (),
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
+        bar: Callable[[], Mapping[str, Any]] = dict,
     ):
         self.logger = logger
         self.interval = interval
+        self.bar = bar
         self.batch_metrics = tuple(batch_metrics)
         self.gauges = tuple(gauges)
         self.updates = updates
@@ -180,10 +184,7 @@ class MetricsHook(TrainerHookBase):
             recent = self._window["train/success"]
             self._success = sum(recent) / len(recent)
         bar["success"] = self._success
-        for gauge in self.gauges:
-            values = gauge()
-            if "advice/calls" in values:
-                bar["calls"] = int(values["advice/calls"])
+        bar |= self.bar()
         if self._window["lore/kl"]:
             bar["kl"] = self._window["lore/kl"][-1]
         return bar

@@ -287,6 +287,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         updates=lambda: replay_hook.updates,
         batch_metrics=(policy_metrics, summarize_skills),
         gauges=gauges,
+        bar=dict if service is None else lambda: {"calls": service.budget.spent},
     )
     replay_hook.register(trainer)
     metrics.register(trainer)
