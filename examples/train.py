@@ -27,7 +27,8 @@ def main(config: DictConfig) -> float:
         if name in summary:
             print(f"{name:18s} {summary[name]:.3f}")
     print(f"run folder         {config.output_dir}")
-    return summary["eval/success"]
+    # A run that was stopped before its first evaluation has none.
+    return summary.get("eval/success", float("nan"))
 
 
 if __name__ == "__main__":

@@ -340,7 +340,6 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
 
 def _restore(run: Run, path: Path) -> None:
     trainer = run.trainer
-    trainer.checkpoint.save_components = None
     trainer.load_from_file(path)
     # Episodes under way are not restored: their streams end here, environments restart.
     run.replay_hook.replay.end_streams()
