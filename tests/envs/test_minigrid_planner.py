@@ -219,3 +219,17 @@ def test_memory_is_kept_by_row_and_forgotten_at_reset():
 def test_a_view_of_the_wrong_shape_fails():
     with pytest.raises(ValueError, match=r"\(7, 5, 3\)"):
         MiniGridDescriber().cache_key(0, {"image": np.zeros((7, 5, 3)), "mission": ""})
+
+
+def test_the_coarse_key_forgets_distance_within_a_band_and_nothing_else():
+    view = np.ones((7, 7, 3), dtype=np.uint8)
+    view[..., 1:] = 0
+
+    def key(column, line, kind=5, color=4):
+        seen = view.copy()
+        seen[column, line] = (kind, color, 0)
+        observation = {"image": seen, "direction": np.array([0]), "mission": "get out"}
+        return MiniGridDescriber().coarse_key(0, observation)
+
+    assert key(3, 4) == key(3, 3)  # 2 and 3 ahead
+    assert len({key(3, 4), key(3, 2), key(2, 4), key(3, 4, color=0), key(3, 4, kind=6)}) == 5

@@ -1,8 +1,37 @@
-"""Who is asked: the protocol of advisers and describers, and the embedded adviser."""
+"""Who is asked: the protocol of advisers and describers, and the advisers themselves.
+
+Advisers that need an extra are imported when they are named first.
+"""
 
 from __future__ import annotations
 
-from lore_torchrl.advisors.base import Advice, AdviceError, AdviceRequest, Advisor, Describer
+from importlib import import_module
+from typing import Any
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Describer
+from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage
+from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 
-__all__ = ["Advice", "AdviceError", "AdviceRequest", "Advisor", "Describer", "ScriptedAdvisor"]
+_LAZY = {"ChatAdvisor": "chat", "LocalAdvisor": "local"}
+
+__all__ = [
+    "Advice",
+    "AdviceError",
+    "AdviceRequest",
+    "Advisor",
+    "ChatAdvisor",
+    "Describer",
+    "FatalAdviceError",
+    "LocalAdvisor",
+    "RecordedAdvisor",
+    "RecordingAdvisor",
+    "ScriptedAdvisor",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

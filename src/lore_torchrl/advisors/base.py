@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-
-class AdviceError(ValueError):
-    """An answer that cannot be used: wrong length, not finite, out of range."""
+from lore_torchrl.advisors.errors import AdviceError, MalformedError, NotFiniteError, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +21,19 @@ class AdviceRequest:
         cache_key: Canonical, short form of the situation. Equal keys share advice.
         facts: Structured form of the same information, for advisers that compute
             rather than read (planners). Holds nothing that ``description`` hides.
+        image: The observation as a PNG, for models that see. Default: ``None``.
+        action_meanings: What each action does, in their order; empty where the names
+            say enough. Default: empty.
+        mission: The task in words. Default: empty.
     """
 
     description: str
     actions: tuple[str, ...]
     cache_key: str
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    image: bytes | None = None
+    action_meanings: tuple[str, ...] = ()
+    mission: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Advice:
     Args:
         logits: One finite number for each action, unnormalised, in the request's order.
         confidence: The adviser's own confidence, from 0 to 1. Default: ``1.0``.
+        usage: What the answer cost. Default: nothing.
+        raw: The answer as it came, for recordings and for people. Default: empty.
 
     Raises:
         AdviceError: If a logit is not a finite number, there are none, or the
@@ -50,27 +57,30 @@ class Advice:
 
     logits: tuple[float, ...]
     confidence: float = 1.0
+    usage: Usage = field(default_factory=Usage, compare=False, repr=False)
+    raw: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.logits:
-            raise AdviceError("Advice needs at least one logit.")
+            raise MalformedError("Advice needs at least one logit.")
         if not all(math.isfinite(value) for value in self.logits):
-            raise AdviceError(f"Advice logits must be finite, got {self.logits}.")
+            raise NotFiniteError(f"Advice logits must be finite, got {self.logits}.")
         if not 0.0 <= self.confidence <= 1.0:
-            raise AdviceError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
+            raise MalformedError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
 
 
 @runtime_checkable
 class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
-    The answers come in the order of the requests; ``None`` stands for a request
-    that could not be answered. An adviser may raise: the service counts the error
-    and the run goes on without that advice.
+    The answers come in the order of the requests. ``None`` stands for a request that
+    the adviser has nothing to say to, an :class:`AdviceError` for one that failed on its
+    own. An adviser may also raise, which fails the whole batch. In every case the
+    service counts the failure by its ``kind`` and the run goes on without that advice.
     """
 
-    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
-        """Answer each request, or ``None`` where there is no answer."""
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
+        """Answer each request, or say why not."""
         ...
 
 

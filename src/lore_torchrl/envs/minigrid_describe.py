@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.picture import view_png
 
 # The codes of MiniGrid's image, written out so that a recorded view can be described
 # without MiniGrid installed; a test compares them with MiniGrid's own.
@@ -128,12 +129,17 @@ class MiniGridDescriber:
     Facts of a request: ``map``, uint8 ``[columns, rows, 3]`` in MiniGrid's codes, turned so
     that ahead is up; ``position``, the agent's (column, row) in it; ``carrying``, (object,
     colour) codes or ``None``; ``mission``; ``memory``. A remembered map is framed by one
-    ring of unseen cells, so every known cell has all its neighbours in the map.
+    ring of unseen cells, so every known cell has all its neighbours in the map. ``view``
+    and ``direction`` are the observation as it came, by which recordings are looked up.
+    The text names the direction only with ``key_direction``: an adviser that used it
+    without would be answering a question that was not asked.
 
     Args:
         memory: Whether to remember each row's map. Default: ``False``.
         key_direction: Whether the cache key tells compass directions apart. Advice in
             egocentric terms does not depend on them. Default: ``False``.
+        image: Whether a request holds what the text shows as a picture too, which needs
+            MiniGrid. Default: ``False``.
 
     Raises:
         ValueError: If an observation lacks the 7x7-like shape ``[N, N, 3]``.
@@ -150,9 +156,10 @@ class MiniGridDescriber:
     in_keys = ("image", "direction", "mission")
     actions = ACTIONS
 
-    def __init__(self, *, memory: bool = False, key_direction: bool = False):
+    def __init__(self, *, memory: bool = False, key_direction: bool = False, image: bool = False):
         self.memory = memory
         self.key_direction = key_direction
+        self.image = image
         self._rows: dict[int, _Memory] = {}
 
     def observe(
@@ -195,10 +202,30 @@ class MiniGridDescriber:
             digest.update(bytes([int(np.asarray(observation["direction"]).reshape(-1)[0])]))
         return ("map:" if self.memory else "view:") + digest.hexdigest()
 
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return what a situation shares with those near it.
+
+        Mission, what is carried, what is ahead, and of each notable thing in view its kind,
+        side (left, middle, right) and distance band (1, 2-3, beyond).
+        """
+        view = _view(observation)
+        middle, last = view.shape[0] // 2, view.shape[1] - 1
+        parts = [str(observation["mission"]), str(carried_object(view))]
+        parts.append(object_name(view[middle, last - 1]))
+        things = set()
+        for column, line in np.argwhere(np.isin(view[..., 0], (DOOR, *PICKABLE, GOAL, LAVA))):
+            ahead, right = int(last - line), int(column - middle)
+            if ahead or right:
+                distance = ahead + abs(right)
+                band = 0 if distance == 1 else 1 if distance <= 3 else 2
+                things.add(f"{object_name(view[column, line])} {np.sign(right)} {band}")
+        return "|".join([*parts, *sorted(things)])
+
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
         view = _view(observation)
         mission = str(observation["mission"])
+        direction = int(np.asarray(observation["direction"]).reshape(-1)[0])
         carrying = carried_object(view)
         if self.memory:
             cells, position = _egocentric(self._memory(row))
@@ -215,7 +242,12 @@ class MiniGridDescriber:
                 "carrying": carrying,
                 "mission": mission,
                 "memory": self.memory,
+                "view": view.copy(),
+                "direction": direction,
             },
+            action_meanings=tuple(_ACTION_MEANINGS[action] for action in self.actions),
+            mission=mission,
+            image=view_png(cells, position) if self.image else None,
         )
 
     def _memory(self, row: int) -> _Memory:

@@ -1,0 +1,49 @@
+"""Ask an adviser once and show everything: the first thing to run with a new server.
+
+Examples::
+
+    python examples/advise.py env=doorkey5x5 advisor=scripted
+    python examples/advise.py env=doorkey5x5 advisor=openai steps=12
+    python examples/advise.py advisor=vllm advisor.model=my-model advisor.mode=json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from lore_torchrl.advisors.show import ask_once
+from lore_torchrl.configs import register_configs
+from lore_torchrl.dreamer.advice import build_advisor
+from lore_torchrl.envs.situation import sample_request
+
+register_configs()
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="advise")
+def main(config: DictConfig) -> None:
+    """Reach a situation, ask, print; exit with 1 where there is no advice."""
+    try:
+        env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
+        request = sample_request(
+            env.id,
+            steps=config.steps,
+            seed=config.seed,
+            max_steps=env.max_steps,
+            memory=env.memory,
+            image=getattr(advisor, "send_image", False),
+        )
+        report, advised = asyncio.run(ask_once(build_advisor(advisor, seed=config.seed), request))
+    except Exception as error:
+        # Hydra wraps what a constructor raised; its first cause says what to change.
+        sys.exit(f"Cannot ask: {error.__cause__ or error}")
+    print(report)
+    if not advised:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""Advice from a language model behind any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.breaker import CircuitBreaker
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    DeadlineError,
+    MalformedError,
+    StatusError,
+    Usage,
+)
+from lore_torchrl.advisors.http import JSONClient
+from lore_torchrl.advisors.modes import MODES
+from lore_torchrl.advisors.parsing import Preference
+from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
+from lore_torchrl.advisors.secret import Secret
+
+_log = logging.getLogger(__name__)
+
+SERVERS = ("openai", "vllm", "llamacpp", "ollama")
+OPENAI_URL = "https://api.openai.com/v1"
+# After so many rounds of probing in which no mode worked, `auto` settles on JSON: each
+# round costs several paid calls.
+_MAX_PROBES = 3
+
+
+class ChatAdvisor:
+    """Ask a chat server, in the best way that it offers, for a preference over actions.
+
+    Four ways, documented at their classes: ``decisions``
+    (:class:`~lore_torchrl.advisors.decisions.DecisionsMode`), ``logprobs``, ``json`` and
+    ``vote`` (:mod:`lore_torchrl.advisors.modes`). ``auto`` tries them in this order on the
+    first question and stays with the first that is answered in the form asked for, since
+    some servers take fields that they do not know and ignore them. What was chosen is
+    logged and stands in :attr:`chosen_mode`. The answer that decided is used, so probing
+    costs only the attempts that came to nothing; they count in its usage. A server that
+    cannot be reached decides nothing.
+
+    A question may take several HTTP requests: retries, votes, probing. They share one
+    deadline. :attr:`requests_sent` counts them all.
+
+    Args:
+        model: Name of the model, as the server knows it.
+        base_url: Address up to and with ``/v1``. Default: ``OPENAI_BASE_URL``, else OpenAI.
+        api_key: The key. It does not show in reprs, logs and errors.
+            Default: the variable ``api_key_env``.
+        api_key_env: Environment variable that holds the key. Default: ``"OPENAI_API_KEY"``.
+        server: ``"openai"``, ``"vllm"``, ``"llamacpp"`` or ``"ollama"``: whose dialect to
+            speak. Any other server is best addressed as ``"vllm"``. Default: ``"openai"``.
+        mode: ``"auto"`` or one of the four ways. Default: ``"auto"``.
+        prompt: Name or path of the prompt; see
+            :class:`~lore_torchrl.advisors.prompting.PromptTemplate`. Default: ``"default"``.
+        temperature: Sampling temperature; ``None`` for the server's own, and 1 for votes.
+        max_tokens: Longest answer in ``json`` and ``vote``, thoughts of a reasoning model
+            included. Default: ``1024``.
+        votes: Answers that ``vote`` asks for. Default: ``8``.
+        smoothing: Added to each action's count of votes. Default: ``0.1``.
+        min_label_mass: In ``logprobs``, the least probability on all letters together that
+            still counts as an answer. Default: ``0.01``.
+        prompt_price: Price of a million tokens read. Default: ``0.0``.
+        completion_price: Price of a million tokens written. Default: ``0.0``.
+        deadline_s: Total time of a question in seconds. Keep it below the service's own
+            limit, or the circuit breaker learns nothing of a stalling server.
+            Default: ``20.0``.
+        retries: See :class:`~lore_torchrl.advisors.http.JSONClient`. Default: ``2``.
+        backoff_s: First and longest wait between attempts. Default: ``(0.5, 8.0)``.
+        max_response_bytes: Largest body, after decompression. Default: 1 MiB.
+        max_concurrency: Requests on the wire at once. Default: ``8``.
+        requests_per_minute: Limit on requests; ``None`` for none. Default: ``None``.
+        breaker_failures: Failures in a row after which the server is left alone.
+            Default: ``5``.
+        breaker_reset_s: Seconds that it is left alone. Default: ``30.0``.
+        send_image: Whether a request's image is sent beside the text. Default: ``False``.
+        extra_body: Fields added to each chat request's body, such as
+            ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
+        transport: An ``httpx.AsyncBaseTransport`` to use instead of the network.
+
+    Raises:
+        ImportError: If the ``http`` extra is not installed.
+        ValueError: If an argument is out of range or unknown, or OpenAI is to be asked
+            without a key.
+
+    Examples:
+        >>> advisor = ChatAdvisor("tiny", base_url="http://127.0.0.1:8080/v1", mode="json")
+        >>> advisor.chosen_mode
+        'json'
+        >>> request = AdviceRequest("A door.", ("wait", "open"), "door")
+        >>> print(str(advisor.prompt(request)).splitlines()[2])
+        A door.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
+        server: str = "openai",
+        mode: str = "auto",
+        prompt: str = "default",
+        temperature: float | None = None,
+        max_tokens: int = 1024,
+        votes: int = 8,
+        smoothing: float = 0.1,
+        min_label_mass: float = 0.01,
+        prompt_price: float = 0.0,
+        completion_price: float = 0.0,
+        deadline_s: float = 20.0,
+        retries: int = 2,
+        backoff_s: Sequence[float] = (0.5, 8.0),
+        max_response_bytes: int = 1 << 20,
+        max_concurrency: int = 8,
+        requests_per_minute: float | None = None,
+        breaker_failures: int = 5,
+        breaker_reset_s: float = 30.0,
+        send_image: bool = False,
+        extra_body: Mapping[str, Any] | None = None,
+        transport: Any = None,
+    ) -> None:
+        _check(bool(model), "model", model, "name one that the server has")
+        _check(server in SERVERS, "server", server, f"choose from {SERVERS}")
+        _check(mode == "auto" or mode in MODES, "mode", mode, f"choose from {('auto', *MODES)}")
+        _check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
+        _check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
+        _check(votes >= 1, "votes", votes, "at least 1")
+        _check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")
+        _check(0 <= min_label_mass <= 1, "min_label_mass", min_label_mass, "from 0 to 1")
+        for name, price in (("prompt", prompt_price), ("completion", completion_price)):
+            _check(0 <= price < math.inf, f"{name}_price", price, "0 or more")
+        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        secret = Secret(api_key.strip()) if api_key else Secret.from_env(api_key_env)
+        if secret is None and base_url.startswith(OPENAI_URL):
+            raise ValueError(f"OpenAI needs a key: set {api_key_env}, or base_url for a server.")
+        self.settings = ChatSettings(
+            model=model,
+            server=server,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            votes=votes,
+            smoothing=smoothing,
+            min_label_mass=min_label_mass,
+            send_image=send_image,
+            # Through JSON: a body must be able to travel so, and nobody changes it later.
+            extra_body=json.loads(json.dumps(dict(extra_body or {}))),
+        )
+        self.mode = mode
+        self.chosen_mode: str | None = None if mode == "auto" else mode
+        self.prompt_price = prompt_price
+        self.completion_price = completion_price
+        self.deadline_s = deadline_s
+        self.client = JSONClient(
+            base_url,
+            api_key=secret,
+            deadline_s=deadline_s,
+            retries=retries,
+            backoff_s=tuple(backoff_s),
+            max_response_bytes=max_response_bytes,
+            max_concurrency=max_concurrency,
+            requests_per_minute=requests_per_minute,
+            breaker=CircuitBreaker(failures=breaker_failures, reset_s=breaker_reset_s),
+            transport=transport,
+        )
+        names = tuple(MODES) if mode == "auto" else (mode,)
+        self._templates = {name: PromptTemplate(prompt, name) for name in names}
+        self._modes: dict[str, Mode] = {
+            name: MODES[name](self.settings, template) for name, template in self._templates.items()
+        }
+        self._probes = 0
+        self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        _log.info("Asking %s, mode %s, prompt %s", self, mode, self.prompt_hash[:12])
+
+    def __repr__(self) -> str:
+        return f"ChatAdvisor({self.model!r}, base_url={self.client.base_url!r}, mode={self.mode!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_probing": None}
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.settings.model
+
+    @property
+    def requests_sent(self) -> int:
+        """HTTP requests sent so far."""
+        return self.client.sent
+
+    @property
+    def prompt_hash(self) -> str:
+        """SHA-256 of all that shapes the answers beside the question: prompt, mode, model."""
+        parts = [self.mode, self.model, str(self.settings.send_image)]
+        parts += [template.source for template in self._templates.values()]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def cache_prefix(self) -> str:
+        """What cached answers' keys begin with, so that another prompt shares none."""
+        return f"{self.prompt_hash[:16]}:"
+
+    def prompt(self, request: AdviceRequest) -> Prompt:
+        """Return the prompt that a question becomes, in the mode chosen or tried first."""
+        return self._templates[self.chosen_mode or next(iter(self._templates))].render(request)
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
+        """Ask all questions at once; each gets its advice or the error that it met.
+
+        What a failed question cost stands in its error's ``usage``.
+        """
+        return list(await asyncio.gather(*(self._answer(request) for request in requests)))
+
+    async def aclose(self) -> None:
+        """Close the connections. A later question opens new ones."""
+        await self.client.aclose()
+
+    async def _answer(self, request: AdviceRequest) -> Advice | AdviceError:
+        meter = _Meter(self, asyncio.get_running_loop().time() + self.deadline_s)
+        try:
+            preference, raw = await self._ask(request, meter)
+        except AdviceError as error:
+            error.usage = meter.usage
+            # An error that is kept must not keep the frames, with images and bodies in them.
+            return error.with_traceback(None)
+        return Advice(preference.logits, preference.confidence, usage=meter.usage, raw=raw)
+
+    async def _ask(self, request: AdviceRequest, meter: _Meter) -> tuple[Preference, str]:
+        if self.chosen_mode is None:
+            try:
+                async with asyncio.timeout_at(meter.until):
+                    await self._lock().acquire()
+            except TimeoutError:
+                raise DeadlineError("No answer within the deadline: still probing.") from None
+            try:
+                if self.chosen_mode is None:
+                    return await self._probe(request, meter)
+            finally:
+                self._lock().release()
+        return await self._modes[self.chosen_mode].ask(meter, request)
+
+    def _lock(self) -> asyncio.Lock:
+        loop = asyncio.get_running_loop()
+        if self._probing is None or self._probing[0] is not loop:
+            self._probing = (loop, asyncio.Lock())
+        return self._probing[1]
+
+    async def _probe(self, request: AdviceRequest, meter: _Meter) -> tuple[Preference, str]:
+        """Find the mode, with a question that needs an answer anyway."""
+        failed: dict[str, AdviceError] = {}
+        for name, mode in self._modes.items():
+            try:
+                answer = await mode.ask(meter, request)
+            except MalformedError as error:
+                failed[name] = error
+            except StatusError as error:
+                if error.status not in UNSUPPORTED and error.status < 500:
+                    raise
+                failed[name] = error
+            else:
+                self.chosen_mode = name
+                _log.info("%s answers in mode %s; %s", self, name, _reasons(failed))
+                return answer
+        self._probes += 1
+        if self._probes >= _MAX_PROBES and any(
+            isinstance(error, MalformedError) for error in failed.values()
+        ):
+            self.chosen_mode = "json"
+            _log.warning("%s answers in no mode; staying with json. %s", self, _reasons(failed))
+        raise failed["json"]
+
+    def _usage(self, data: Mapping[str, Any]) -> Usage:
+        usage = data.get("usage")
+        if not isinstance(usage, Mapping):
+            return Usage()
+        read = _tokens(usage, "prompt_tokens", "input_tokens")
+        written = _tokens(usage, "completion_tokens", "output_tokens")
+        cost = (read * self.prompt_price + written * self.completion_price) / 1e6
+        return Usage(read, written, cost)
+
+
+class _Meter:
+    """Posts for one question, under its deadline, and adds up what the answers cost."""
+
+    def __init__(self, advisor: ChatAdvisor, until: float) -> None:
+        self.advisor = advisor
+        self.until = until
+        self.usage = Usage()
+
+    async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        reply = await self.advisor.client.post(path, body, until=self.until)
+        self.usage += self.advisor._usage(reply.data)
+        return reply.data
+
+
+def _tokens(usage: Mapping[str, Any], *names: str) -> int:
+    # A wrong count must not cost the answer; what is no count is none.
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40:
+            return value
+    return 0
+
+
+def _reasons(failed: Mapping[str, AdviceError]) -> str:
+    return "; ".join(f"{name} failed: {error}" for name, error in failed.items()) or "tried first"
+
+
+def _check(condition: bool, name: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}={value!r} is impossible: {rule}.")

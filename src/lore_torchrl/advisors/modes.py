@@ -1,0 +1,235 @@
+"""Ways to get a distribution over actions from a chat server, one class each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lore_torchrl.advisors.asking import ChatSettings, Post
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.advisors.decisions import DecisionsMode
+from lore_torchrl.advisors.errors import AdviceError, MalformedError, StatusError
+from lore_torchrl.advisors.parsing import LABELS, Preference, logits_of, parse_answer
+from lore_torchrl.advisors.prompting import PromptTemplate
+from lore_torchrl.advisors.wire import Choice, data_url, read_choices, read_text
+
+
+def _chat_body(
+    settings: ChatSettings, template: PromptTemplate, request: AdviceRequest, max_tokens: int
+) -> dict[str, Any]:
+    prompt = template.render(request)
+    content: Any = prompt.user
+    if settings.send_image and request.image is not None:
+        content = [
+            {"type": "text", "text": prompt.user},
+            {"type": "image_url", "image_url": {"url": data_url(request.image)}},
+        ]
+    messages = [{"role": "user", "content": content}]
+    if prompt.system:
+        messages.insert(0, {"role": "system", "content": prompt.system})
+    # OpenAI's newer models know only the longer name, other servers often only the older.
+    limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
+    body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
+    if settings.temperature is not None:
+        body["temperature"] = settings.temperature
+    return body
+
+
+def _labels(request: AdviceRequest) -> str:
+    if len(request.actions) > len(LABELS):
+        raise MalformedError(
+            f"{len(request.actions)} actions are more than the {len(LABELS)} letters."
+        )
+    return LABELS[: len(request.actions)]
+
+
+@dataclass
+class LogprobsMode:
+    """One token, a letter: the model's own probability of each is the preference.
+
+    The logits are the logarithms of the letters' probabilities, made to add up to 1; a
+    letter that the server did not list gets a floor. The confidence is the probability
+    that the model put on the letters together: low where it wanted to write something
+    else. llama.cpp is held to the letters by a grammar, which makes the confidence 1; it
+    gives probabilities after the grammar only with ``post_sampling_probs``, and unless its
+    samplers are off they are not the model's.
+    """
+
+    settings: ChatSettings
+    template: PromptTemplate
+
+    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
+        """Ask once."""
+        labels = _labels(request)
+        body = _chat_body(self.settings, self.template, request, 1)
+        body |= {"logprobs": True, "top_logprobs": 20}
+        if self.settings.server == "llamacpp":
+            body |= {
+                "grammar": "root ::= " + " | ".join(f'"{label}"' for label in labels),
+                "post_sampling_probs": True,
+                **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+            }
+        choice = read_choices(
+            await post("/chat/completions", body | dict(self.settings.extra_body))
+        )[0]
+        positions = (choice.logprobs and choice.logprobs.content) or []
+        if not positions:
+            raise MalformedError("The server sent no logprobs, though they were asked for.")
+        top = positions[0].top_logprobs or positions[0].top_probs or []
+        mass = dict.fromkeys(labels, 0.0)
+        for entry in top:
+            # Tokenizers mark a space before a word in their own ways.
+            label = entry.token.strip(" \t\n\u2581\u0120")
+            if label in mass:
+                mass[label] += entry.probability
+        total = sum(mass.values())
+        if total < self.settings.min_label_mass:
+            raise MalformedError(
+                f"The model put only {total:.2g} of its probability on the letters."
+            )
+        preference = Preference(logits_of(list(mass.values())), min(1.0, total))
+        return preference, json.dumps({name: round(value, 6) for name, value in mass.items()})
+
+
+@dataclass
+class JSONMode:
+    """A JSON object with logits and confidence, held to a schema where the server can.
+
+    Asks for ``json_schema``; a server that refuses it is asked for ``json_object``, one
+    that refuses that for text, and it stays at what worked. Whatever comes is read by
+    :func:`~lore_torchrl.advisors.parsing.parse_answer`: some servers ignore the schema.
+    """
+
+    settings: ChatSettings
+    template: PromptTemplate
+    _formats: list[str] = field(default_factory=lambda: ["json_schema", "json_object", "text"])
+
+    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
+        """Ask, once more for each format refused."""
+        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
+        for name in tuple(self._formats):
+            asked = dict(body)
+            if name == "json_schema":
+                schema = _advice_schema(len(request.actions))
+                wanted = {"name": "advice", "strict": True, "schema": schema}
+                asked["response_format"] = {"type": name, name: wanted}
+            elif name == "json_object":
+                asked["response_format"] = {"type": name}
+            try:
+                data = await post("/chat/completions", asked | dict(self.settings.extra_body))
+            except StatusError as error:
+                if error.status not in (400, 422, 501) or name == "text":
+                    raise
+                refusal = error
+                continue
+            choice = read_choices(data)[0]
+            text = read_text(choice)
+            try:
+                preference = parse_answer(text, request.actions)
+            except MalformedError as error:
+                if choice.finish_reason == "length":
+                    raise type(error)(f"{error} It was cut off: raise max_tokens.") from None
+                raise
+            # Only an answer proves that the refusals were about the format.
+            if name in self._formats:
+                del self._formats[: self._formats.index(name)]
+            return preference, text
+        raise refusal
+
+
+def _advice_schema(count: int) -> dict[str, Any]:
+    # Whole numbers and a list of tenths: grammars hold a model to these, not to a range
+    # of fractions.
+    logits = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -10, "maximum": 10},
+        "minItems": count,
+        "maxItems": count,
+    }
+    prior = _closed({"type": {"type": "string", "enum": ["discrete"]}, "logits": logits})
+    confidence = {"type": "number", "enum": [step / 10 for step in range(11)]}
+    return _closed({"action_prior": prior, "confidence": confidence})
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    required = list(properties)
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+@dataclass
+class VoteMode:
+    """Several short answers: how often each action is named is the preference.
+
+    The logits are the logarithms of the smoothed frequencies, the confidence the share of
+    all votes, spoilt ones included, that the winner got. Asks for ``n`` answers at once,
+    and singly for those that do not come so.
+    """
+
+    settings: ChatSettings
+    template: PromptTemplate
+    _at_once: bool = True
+
+    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
+        """Ask for all votes."""
+        votes = self.settings.votes
+        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
+        # Votes that cannot differ would say nothing.
+        body.setdefault("temperature", 1.0)
+        body |= dict(self.settings.extra_body)
+        choices: list[Choice] = []
+        if self._at_once and votes > 1:
+            try:
+                choices = read_choices(await post("/chat/completions", body | {"n": votes}))[:votes]
+            except StatusError as error:
+                if error.status not in (400, 422, 501):
+                    raise
+            self._at_once = len(choices) > 1
+        missing = votes - len(choices)
+        singles = await asyncio.gather(
+            *(_settled(post("/chat/completions", body)) for _ in range(missing))
+        )
+        errors = [single for single in singles if isinstance(single, AdviceError)]
+        counts = [0] * len(request.actions)
+        texts = []
+        for single in (*choices, *singles):
+            if isinstance(single, AdviceError):
+                continue
+            try:
+                choice = single if isinstance(single, Choice) else read_choices(single)[0]
+                text = read_text(choice)
+                texts.append(text)
+                logits = parse_answer(text, request.actions).logits
+            except MalformedError as error:
+                errors.append(error)
+                continue
+            counts[logits.index(max(logits))] += 1
+        if not any(counts):
+            raise errors[0]
+        smoothed = [count + self.settings.smoothing for count in counts]
+        logits = tuple(math.log(value / sum(smoothed)) for value in smoothed)
+        return Preference(logits, max(counts) / votes), json.dumps(texts)
+
+
+async def _settled(answer: Awaitable[dict[str, Any]]) -> dict[str, Any] | AdviceError:
+    try:
+        return await answer
+    except AdviceError as error:
+        return error
+
+
+# From what tells most about the model to what any server can do.
+MODES: dict[str, type] = {
+    "decisions": DecisionsMode,
+    "logprobs": LogprobsMode,
+    "json": JSONMode,
+    "vote": VoteMode,
+}

@@ -1,0 +1,267 @@
+"""Reads what models write, in the shapes that they write it, as a preference over actions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+try:
+    from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+except ImportError as err:
+    raise ImportError(
+        "Reading answers of language models needs pydantic: pip install 'lore-torchrl[http]'."
+    ) from err
+
+from lore_torchrl.advisors.errors import (
+    EmptyAnswerError,
+    MalformedError,
+    NotFiniteError,
+    NotJSONError,
+)
+
+LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# What an action has that got no probability at all: about e to the -9.
+PROBABILITY_FLOOR = 1e-4
+# Logit of an action that was only named, as ScriptedAdvisor's default sharpness.
+NAMED_ACTION_LOGIT = 3.0
+# Far beyond any preference; within it, float32 and softmax stay exact enough.
+MAX_LOGIT = 1e4
+
+# Strict: true and "0.8" are no numbers. NaN passes here, to get an error of its own kind.
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=True)]
+_Values = list[_Number] | dict[str, _Number]
+_FENCE = re.compile(r"```[\w-]*\s*\n?(.*?)```", re.DOTALL)
+_THOUGHTS = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+_LEAD_IN = re.compile(r"^(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s*", re.I)
+_MAX_CANDIDATES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What an answer says.
+
+    Args:
+        logits: One finite number for each action.
+        confidence: From 0 to 1.
+    """
+
+    logits: tuple[float, ...]
+    confidence: float
+
+
+class _Prior(BaseModel):
+    """One preference, in one of its shapes. Fields beside these are of no interest."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    logits: _Values | None = None
+    probabilities: _Values | None = Field(
+        default=None, validation_alias=AliasChoices("probabilities", "probs")
+    )
+    action: Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True)] | None = Field(
+        default=None, validation_alias=AliasChoices("action", "answer", "choice", "label")
+    )
+    confidence: _Number | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        return self.logits is None and self.probabilities is None and self.action is None
+
+
+class _Answer(_Prior):
+    action_prior: _Prior | None = None
+
+
+def parse_answer(text: str, actions: Sequence[str]) -> Preference:
+    """Read an answer's text.
+
+    Understood are JSON objects, plain, in a code fence or amid other text, with
+
+    - ``action_prior`` around any of the following,
+    - ``logits``: numbers, as a list in the actions' order or by action name,
+    - ``probabilities`` or ``probs``: the same, not negative; they need not add up to 1, and
+      a name left out has none,
+    - ``action``, ``answer``, ``choice`` or ``label``: one action's name, index or letter,
+
+    each with or without ``confidence``; and, without JSON, a text that is one action's name
+    or letter. Where no confidence is claimed it is the preference's largest probability.
+    An action that is only named gets the logit 3, the others 0. Text within ``<think>``
+    does not count.
+
+    Args:
+        text: The answer.
+        actions: Names of the actions, in the order of the logits.
+
+    Raises:
+        MalformedError: Of the kind that says what is wrong: empty, no JSON, not finite
+            numbers, or another shape, length or range.
+
+    Examples:
+        >>> parse_answer('Sure: {"logits": [0, 2], "confidence": 0.9}', ("left", "right"))
+        Preference(logits=(0.0, 2.0), confidence=0.9)
+        >>> parse_answer("B", ("left", "right")).logits
+        (0.0, 3.0)
+    """
+    text = _THOUGHTS.sub("", text).strip()
+    if not text:
+        raise EmptyAnswerError("The answer has no text.")
+    named = find_action(text, actions)
+    if named is not None:
+        return _named(named, len(actions), None)
+    error: MalformedError = NotJSONError(f"No JSON in the answer, which begins {_start(text)!r}.")
+    for value in _objects(text):
+        try:
+            return read_preference(value, actions)
+        except MalformedError as err:
+            # The first object that was meant as the answer tells what is wrong with it.
+            if isinstance(error, NotJSONError):
+                error = err
+    raise error
+
+
+def read_preference(value: Mapping[str, Any], actions: Sequence[str]) -> Preference:
+    """Read a JSON object in one of the shapes that :func:`parse_answer` lists."""
+    try:
+        answer = _Answer.model_validate(value)
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise MalformedError(f"{place}: {first['msg']}.") from None
+    prior = answer
+    if answer.action_prior is not None and not answer.action_prior.says_nothing:
+        prior = answer.action_prior
+    confidence = answer.confidence if prior.confidence is None else prior.confidence
+    if confidence is not None:
+        _check_finite((confidence,), "confidence")
+        if not 0.0 <= confidence <= 1.0:
+            raise MalformedError(f"confidence must lie in [0, 1], got {confidence:g}.")
+    if prior.logits is not None:
+        logits = _in_order(prior.logits, actions, "logits")
+        if max(map(abs, logits)) > MAX_LOGIT:
+            raise MalformedError(f"logits must lie in [-{MAX_LOGIT:g}, {MAX_LOGIT:g}].")
+    elif prior.probabilities is not None:
+        values = _in_order(prior.probabilities, actions, "probabilities", missing=0.0)
+        logits = logits_of(values)
+    elif prior.action is not None:
+        index = find_action(prior.action, actions)
+        if index is None:
+            raise MalformedError(f"No action is called {_start(str(prior.action))!r}.")
+        return _named(index, len(actions), confidence)
+    else:
+        raise MalformedError(f"None of the known fields among {_start(', '.join(value))!r}.")
+    return Preference(logits, max_probability(logits) if confidence is None else confidence)
+
+
+def logits_of(probabilities: Sequence[float]) -> tuple[float, ...]:
+    """Return the logarithms of weights made to add up to 1, none below :data:`PROBABILITY_FLOOR`.
+
+    Raises:
+        MalformedError: If one is negative or not finite, or all are 0.
+    """
+    _check_finite(probabilities, "probabilities")
+    total = sum(probabilities)
+    if min(probabilities) < 0.0 or not 0.0 < total < math.inf:
+        raise MalformedError("probabilities must not be negative, nor all 0.")
+    return tuple(math.log(max(value / total, PROBABILITY_FLOOR)) for value in probabilities)
+
+
+def max_probability(logits: Sequence[float]) -> float:
+    """Return the largest probability of the softmax."""
+    top = max(logits)
+    return 1.0 / sum(math.exp(value - top) for value in logits)
+
+
+def find_action(said: str | int, actions: Sequence[str]) -> int | None:
+    """Return the action that a name, index or letter stands for, else ``None``.
+
+    Examples:
+        >>> find_action("**Action: Right**.", ("left", "right"))
+        1
+        >>> find_action("I would go right", ("left", "right")) is None
+        True
+    """
+    if isinstance(said, int):
+        return said if 0 <= said < len(actions) else None
+    word = said.strip().strip("*`\"'()[].:! \n\t")
+    word = _LEAD_IN.sub("", word)
+    word = word.strip("*`\"'()[].:! \n\t")
+    names = [_canonical(action) for action in actions]
+    if _canonical(word) in names:
+        return names.index(_canonical(word))
+    if len(word) == 1 and word.upper() in LABELS[: len(actions)]:
+        return LABELS.index(word.upper())
+    if word.isascii() and word.isdigit() and int(word[:9]) < len(actions):
+        return int(word)
+    return None
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
+
+
+def _named(index: int, count: int, confidence: float | None) -> Preference:
+    logits = tuple(NAMED_ACTION_LOGIT if i == index else 0.0 for i in range(count))
+    return Preference(logits, max_probability(logits) if confidence is None else confidence)
+
+
+def _in_order(
+    values: list[float] | dict[str, float],
+    actions: Sequence[str],
+    name: str,
+    *,
+    missing: float | None = None,
+) -> tuple[float, ...]:
+    if isinstance(values, dict):
+        by_index: dict[int, float] = {}
+        for key, value in values.items():
+            index = find_action(key, actions)
+            if index is None:
+                raise MalformedError(f"{name}: no action is called {_start(key)!r}.")
+            by_index[index] = value
+        absent = [a for i, a in enumerate(actions) if i not in by_index]
+        if absent and missing is None:
+            raise MalformedError(f"{name}: nothing for {_start(', '.join(absent))!r}.")
+        values = [by_index.get(i, missing) for i in range(len(actions))]
+    if len(values) != len(actions):
+        raise MalformedError(f"{name}: {len(values)} numbers for {len(actions)} actions.")
+    _check_finite(values, name)
+    return tuple(float(value) for value in values)
+
+
+def _check_finite(values: Sequence[float], name: str) -> None:
+    if not all(math.isfinite(value) for value in values):
+        raise NotFiniteError(f"{name} must be finite numbers.")
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a text, the likeliest to be the answer first."""
+    for candidate in (text, *_FENCE.findall(text)):
+        try:
+            value = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+            return
+        raise MalformedError(f"The answer is a JSON {type(value).__name__}, not an object.")
+    decoder = json.JSONDecoder()
+    start = text.find("{")
+    for _ in range(_MAX_CANDIDATES):
+        if start < 0:
+            return
+        end = start + 1
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            yield value
+        start = text.find("{", end)
+
+
+def _start(text: str) -> str:
+    return " ".join(text[:60].split())

@@ -1,0 +1,135 @@
+"""Prompts as files: what a question to a language model looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.advisors.parsing import LABELS
+
+_FIELDS = frozenset(("situation", "options", "answer", "mission", "count"))
+_SEPARATOR = "\n---\n"
+# How the answer is asked for in each mode.
+_ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json", "decisions": "decision"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question in words.
+
+    Args:
+        system: Who the model is; may be empty.
+        user: What it is asked.
+    """
+
+    system: str
+    user: str
+
+    def __str__(self) -> str:
+        return f"{self.system}\n\n{self.user}".strip()
+
+
+class PromptTemplate:
+    """A prompt's file and what is filled in.
+
+    A file holds ``$situation``, the description with the mission before it where it does
+    not name it, and may hold ``$options``, the actions with letters and meanings;
+    ``$answer``, how this mode wants its answer; ``$mission`` and ``$count``. What stands
+    before a line of three dashes is the system message. Of ``name.txt``, a file
+    ``name.<mode>.txt`` beside it is the form for one mode.
+
+    Args:
+        name: Name of a file that comes with the package, such as ``default``, or the path
+            of one of your own, ending in ``.txt``.
+        mode: ``logprobs``, ``json``, ``vote`` or ``decisions``.
+
+    Raises:
+        ValueError: If there is no such file, it lacks ``$situation``, or has an unknown field.
+
+    Examples:
+        >>> request = AdviceRequest("A door.", ("wait", "open"), "door", mission="get out")
+        >>> print(PromptTemplate("default", "logprobs").render(request).user)
+        Mission: get out
+        <BLANKLINE>
+        A door.
+        <BLANKLINE>
+        Its actions:
+        A: wait
+        B: open
+        <BLANKLINE>
+        Answer with the letter of the best action and nothing else.
+    """
+
+    def __init__(self, name: str, mode: str) -> None:
+        self.text = _read(name, mode)
+        self.answer = _packaged(f"answer.{_ANSWERS[mode]}.txt")
+        template = Template(self.text)
+        if not template.is_valid():
+            raise ValueError(f"prompt={name!r}: a lone '$' in the file; write '$$' for one.")
+        fields = set(template.get_identifiers())
+        if unknown := fields - _FIELDS:
+            raise ValueError(
+                f"prompt={name!r}: unknown fields {sorted(unknown)}; known are {sorted(_FIELDS)}."
+            )
+        if "situation" not in fields:
+            raise ValueError(f"prompt={name!r}: the file must hold $situation.")
+
+    @property
+    def source(self) -> str:
+        """Everything that a prompt is made from, besides the question itself."""
+        return f"{self.text}\0{self.answer}"
+
+    def ask(self, request: AdviceRequest) -> str:
+        """Return how the answer is asked for."""
+        count = len(request.actions)
+        zeros = ", ".join("0" * count)
+        return Template(self.answer).substitute(count=count, zeros=zeros).strip()
+
+    def render(self, request: AdviceRequest) -> Prompt:
+        """Return the prompt for one question."""
+        situation = request.description
+        if request.mission and request.mission not in situation:
+            situation = f"Mission: {request.mission}\n\n{situation}"
+        values = {
+            "situation": situation,
+            "options": _options(request),
+            "answer": self.ask(request),
+            "mission": request.mission,
+            "count": len(request.actions),
+        }
+        # The template is split, not the text: a description may hold dashes of its own.
+        system, found, user = self.text.partition(_SEPARATOR)
+        if not found:
+            system, user = "", self.text
+        parts = (Template(part).substitute(values).strip() for part in (system, user))
+        return Prompt(*parts)
+
+
+def _options(request: AdviceRequest) -> str:
+    lines = []
+    for index, action in enumerate(request.actions):
+        letter = LABELS[index] if index < len(LABELS) else str(index)
+        meaning = "".join(request.action_meanings[index : index + 1])
+        lines.append(f"{letter}: {action}" + (f" ({meaning})" if meaning else ""))
+    return "\n".join(lines)
+
+
+def _packaged(name: str) -> str:
+    return (files("lore_torchrl.advisors") / "prompts" / name).read_text(encoding="utf-8")
+
+
+def _read(name: str, mode: str) -> str:
+    own = name.endswith(".txt")
+    stem = name.removesuffix(".txt")
+    for candidate in (f"{stem}.{mode}.txt", f"{stem}.txt"):
+        try:
+            return Path(candidate).read_text(encoding="utf-8") if own else _packaged(candidate)
+        except FileNotFoundError:
+            continue
+    raise ValueError(
+        f"prompt={name!r}: no such file. Name one that comes with the package ('default') or "
+        "give the path of your own, ending in '.txt'."
+    )

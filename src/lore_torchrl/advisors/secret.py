@@ -1,0 +1,75 @@
+"""A string that does not show itself."""
+
+from __future__ import annotations
+
+import os
+
+_SHORTEST = 7
+
+
+class Secret:
+    """An API key that no repr, log line or error shows.
+
+    Pickled, one that came from an environment variable travels as the variable's name and
+    is read again at the other end; so a checkpoint or a worker's start-up file holds none.
+    One given as text has to travel as text.
+
+    Args:
+        value: The key.
+
+    Keyword Args:
+        variable: Environment variable that it came from. Default: none.
+
+    Raises:
+        ValueError: If it holds what no HTTP header may: spaces, line ends, letters beyond
+            ASCII. The message does not show it.
+
+    Examples:
+        >>> secret = Secret("sk-1234")
+        >>> secret, secret.redact("bad key sk-1234")
+        (Secret('***'), 'bad key ***')
+    """
+
+    __slots__ = ("_value", "_variable")
+
+    def __init__(self, value: str, *, variable: str | None = None) -> None:
+        if not all("!" <= char <= "~" for char in value):
+            raise ValueError(
+                f"The API key{f' in {variable}' if variable else ''} holds characters that no "
+                "HTTP header may, such as spaces or line ends."
+            )
+        self._value = value
+        self._variable = variable
+
+    @classmethod
+    def from_env(cls, variable: str) -> Secret | None:
+        """Return the key in an environment variable, ``None`` where it is unset or empty."""
+        value = os.environ.get(variable, "").strip()
+        return cls(value, variable=variable) if value else None
+
+    def reveal(self) -> str:
+        """Return the key itself, for the one header that needs it."""
+        return self._value
+
+    def redact(self, text: str) -> str:
+        """Return ``text`` with the key blotted out.
+
+        A key of fewer than seven letters stays: "none", "EMPTY" and "1" stand for no key,
+        and their letters occur in answers.
+        """
+        return text.replace(self._value, "***") if len(self._value) >= _SHORTEST else text
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    def __reduce__(self) -> tuple:
+        if self._variable is not None:
+            return _from_variable, (self._variable,)
+        return Secret, (self._value,)
+
+
+def _from_variable(variable: str) -> Secret:
+    return Secret.from_env(variable) or Secret("", variable=variable)

@@ -1,0 +1,79 @@
+"""Ask an adviser once and tell everything about it, as text for a person."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import AdviceError
+
+_BAR = 40
+_RAW = 4000
+
+
+async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]:
+    """Ask, and return the report and whether there was advice.
+
+    Args:
+        advisor: Whom to ask.
+        request: The question.
+    """
+    lines = ["Observation", "-----------", request.description, ""]
+    if hasattr(advisor, "prompt") and callable(advisor.prompt):
+        lines += ["Prompt", "------", str(advisor.prompt(request)), ""]
+    started = time.perf_counter()
+    try:
+        answer = (await advisor.advise([request]))[0]
+    except AdviceError as error:
+        answer = error
+    latency = time.perf_counter() - started
+    if hasattr(advisor, "aclose"):
+        await advisor.aclose()
+    if answer is None:
+        lines += ["The adviser has nothing to say here."]
+    elif isinstance(answer, AdviceError):
+        lines += ["Error", "-----", f"{answer.kind}: {answer}"]
+    else:
+        if answer.raw:
+            lines += ["Answer", "------", answer.raw[:_RAW], ""]
+        lines += ["Prior", "-----", *bars(request.actions, answer)]
+    lines += ["", *_facts(advisor, answer, latency)]
+    return "\n".join(lines), isinstance(answer, Advice)
+
+
+def bars(actions: Sequence[str], advice: Advice) -> list[str]:
+    r"""Return a line for each action: name, bar, probability and logit.
+
+    Examples:
+        >>> print(*bars(("left", "go"), Advice(logits=(0.0, 0.0))), sep="\n")
+        left  ####################                      50.0%  logit   0.00
+        go    ####################                      50.0%  logit   0.00
+    """
+    top = max(advice.logits)
+    weights = [math.exp(value - top) for value in advice.logits]
+    width = max(map(len, actions))
+    lines = []
+    for action, weight, logit in zip(actions, weights, advice.logits, strict=True):
+        share = weight / sum(weights)
+        bar = "#" * round(share * _BAR)
+        lines.append(f"{action:{width}s}  {bar:{_BAR}s} {share:6.1%}  logit {logit:6.2f}")
+    return lines
+
+
+def _facts(advisor: Advisor, answer: Advice | AdviceError | None, latency: float) -> list[str]:
+    facts = {"latency": f"{latency:.3f} s"}
+    if isinstance(answer, Advice):
+        facts["confidence"] = f"{answer.confidence:.2f}"
+    if answer is not None:
+        usage = answer.usage
+        facts["tokens"] = f"{usage.prompt_tokens} read, {usage.completion_tokens} written"
+        facts["cost"] = f"{usage.cost:.6f}"
+    if hasattr(advisor, "chosen_mode"):
+        facts["mode"] = advisor.chosen_mode or "none found"
+    if hasattr(advisor, "requests_sent"):
+        facts["requests"] = str(advisor.requests_sent)
+    if hasattr(advisor, "prompt_hash"):
+        facts["prompt hash"] = advisor.prompt_hash[:16]
+    return [f"{name:12s} {value}" for name, value in facts.items()]

@@ -1,0 +1,60 @@
+"""Observations as PNG files, for language models that see."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    r"""Return pixels as a PNG file.
+
+    Args:
+        pixels: uint8 ``[rows, columns, 3]``, red, green and blue.
+
+    Raises:
+        ValueError: If shape or type differ.
+
+    Examples:
+        >>> encode_png(np.zeros((2, 3, 3), dtype=np.uint8))[:4]
+        b'\x89PNG'
+    """
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ValueError(
+            f"pixels must be uint8 [rows, columns, 3], got {pixels.dtype} {pixels.shape}."
+        )
+    rows, columns, _ = pixels.shape
+    # Each row begins with its filter; 0 is none.
+    lines = np.zeros((rows, 1 + 3 * columns), dtype=np.uint8)
+    lines[:, 1:] = pixels.reshape(rows, -1)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    body = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def view_png(cells: np.ndarray, position: tuple[int, int], *, tile: int = 24) -> bytes:
+    """Draw a MiniGrid view or map, ahead up, as MiniGrid itself does.
+
+    Args:
+        cells: uint8 ``[columns, rows, 3]`` in MiniGrid's codes.
+        position: The agent's (column, row).
+        tile: Pixels of a cell's side. Default: ``24``.
+
+    Raises:
+        ImportError: If MiniGrid is not installed.
+    """
+    try:
+        from minigrid.core.grid import Grid
+    except ImportError as err:
+        raise ImportError(
+            "Pictures of MiniGrid views need minigrid: pip install 'lore-torchrl[minigrid]'."
+        ) from err
+    grid, seen = Grid.decode(np.ascontiguousarray(cells))
+    # MiniGrid's direction 3 is up; cells outside the mask are drawn dark.
+    return encode_png(grid.render(tile, position, 3, highlight_mask=seen))

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import sys
+import time
+import tracemalloc
+
+import pytest
+
+pytest.importorskip("httpx")
+
+from fault_server import FAULTS, FaultServer
+
+from lore_torchrl.advisors.breaker import CircuitBreaker
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    CircuitOpenError,
+    RateLimitedError,
+    StatusError,
+)
+from lore_torchrl.advisors.http import JSONClient
+from lore_torchrl.advisors.secret import Secret
+
+KEY = "sk-very-secret-0123456789"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def client(server: FaultServer, **keywords) -> JSONClient:
+    settings = {
+        "deadline_s": 5.0,
+        "backoff_s": (0.01, 0.02),
+        "max_response_bytes": 100_000,
+        "breaker": CircuitBreaker(failures=1000),
+        "trust_env": False,
+        "api_key": Secret(KEY),
+    }
+    return JSONClient(server.url, **(settings | keywords))
+
+
+def post(asker: JSONClient):
+    async def once():
+        try:
+            return await asker.post("/chat/completions", BODY)
+        finally:
+            await asker.aclose()
+
+    return asyncio.run(once())
+
+
+def failure(asker: JSONClient) -> AdviceError:
+    with pytest.raises(AdviceError) as caught:
+        post(asker)
+    return caught.value
+
+
+def test_a_good_answer_comes_with_its_latency_and_attempts():
+    with FaultServer() as server:
+        reply = post(client(server))
+        path, headers, body = server.requests[0]
+    assert reply.attempts == 1
+    assert reply.latency_s > 0
+    assert reply.data["choices"]
+    assert (path, body) == ("/v1/chat/completions", BODY)
+    assert headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["drop", "reset", "cut", "not_http", "408", "409", "429", "429_after", "500", "503_html"],
+)
+def test_what_may_pass_is_retried(mode):
+    with FaultServer([mode, mode]) as server:
+        reply = post(client(server))
+        assert reply.attempts == server.total == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("drop", "connection"),
+        ("reset", "connection"),
+        ("cut", "connection"),
+        ("not_http", "connection"),
+        ("429", "rate_limited"),
+        ("500", "status_500"),
+        ("503_html", "status_503"),
+    ],
+)
+def test_what_does_not_pass_ends_with_its_kind(mode, kind):
+    with FaultServer(after=mode) as server:
+        assert failure(client(server)).kind == kind
+        assert server.total == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("quota", "quota"),
+        ("402", "quota"),
+        ("401", "authentication"),
+        ("403", "authentication"),
+        ("400", "status_400"),
+        ("404", "status_404"),
+        ("501", "status_501"),
+        ("302", "status_302"),
+        ("html", "not_json"),
+        ("truncated", "not_json"),
+        ("deep", "not_json"),
+        ("error_200", "malformed"),
+        ("bad_gzip", "malformed"),
+        ("huge", "too_large"),
+        ("bomb", "too_large"),
+    ],
+)
+def test_what_no_retry_can_help_is_not_retried(mode, kind):
+    with FaultServer(after=mode) as server:
+        assert failure(client(server)).kind == kind
+        assert server.total == 1
+
+
+@pytest.mark.parametrize("mode", ["stall", "drip"])
+def test_the_deadline_is_total(mode):
+    with FaultServer(after=mode) as server:
+        started = time.monotonic()
+        assert failure(client(server, deadline_s=0.4)).kind == "timeout"
+        assert time.monotonic() - started < 3.0
+        assert server.total == 1
+
+
+def test_the_deadline_covers_the_wait_for_a_place():
+    async def two(asker: JSONClient):
+        asks = (asker.post("/x", BODY) for _ in range(2))
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    with FaultServer(after="stall") as server:
+        errors = asyncio.run(two(client(server, deadline_s=0.4, max_concurrency=1)))
+        assert [error.kind for error in errors] == ["timeout", "timeout"]
+        assert server.most_in_flight == 1
+
+
+def test_retry_after_is_waited_for_but_not_beyond_the_deadline():
+    with FaultServer(["429_after"], retry_after="1") as server:
+        started = time.monotonic()
+        assert post(client(server)).attempts == 2
+        assert time.monotonic() - started >= 0.95
+    with FaultServer(["429_after"], retry_after="3600") as server:
+        started = time.monotonic()
+        assert failure(client(server)).kind == "rate_limited"
+        assert time.monotonic() - started < 3.0
+        assert server.total == 1
+
+
+def test_milliseconds_win_over_seconds():
+    with FaultServer(["429_after_ms"]) as server:
+        assert post(client(server)).attempts == 2
+
+
+@pytest.mark.parametrize("mode", ["huge", "bomb"])
+def test_memory_stays_bounded(mode):
+    with FaultServer(after=mode, huge_bytes=30 << 20) as server:
+        asker = client(server)
+        # The server's own bomb must exist before the measurement.
+        failure(asker)
+        tracemalloc.start()
+        try:
+            failure(asker)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        # The cap is 100 kB; the server, in this process, holds a megabyte or so itself.
+        assert peak < 10 << 20
+
+
+def test_a_compressed_answer_is_read():
+    import gzip
+
+    import httpx
+
+    def answer(request):
+        headers = {"content-encoding": "gzip"}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(raw))
+
+    raw = gzip.compress(b'{"ok": 1}')
+    asker = JSONClient("http://x/v1", transport=httpx.MockTransport(answer))
+    assert post(asker).data == {"ok": 1}
+
+
+def test_no_more_requests_at_once_than_allowed():
+    async def many(asker: JSONClient):
+        await asyncio.gather(*(asker.post("/chat/completions", BODY) for _ in range(9)))
+
+    with FaultServer(after="slow", delay_s=0.05) as server:
+        asyncio.run(many(client(server, max_concurrency=3)))
+        assert server.most_in_flight == 3
+
+
+def test_the_rate_is_limited():
+    async def many(asker: JSONClient):
+        asks = (asker.post("/chat/completions", BODY) for _ in range(5))
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    with FaultServer() as server:
+        outcomes = asyncio.run(many(client(server, requests_per_minute=3, deadline_s=1.0)))
+        assert server.total == 3
+    assert sum(isinstance(outcome, AdviceError) for outcome in outcomes) == 2
+
+
+def test_the_breaker_spares_a_dead_server_and_tries_it_again():
+    now = [0.0]
+    breaker = CircuitBreaker(failures=2, reset_s=10.0, clock=lambda: now[0])
+    with FaultServer(["500", "500"]) as server:
+        asker = client(server, breaker=breaker, retries=0)
+        for kind in ("status_500", "status_500", "circuit_open", "circuit_open"):
+            assert failure(asker).kind == kind
+        assert server.total == 2
+        now[0] = 10.0
+        post(asker)
+        assert breaker.state == "closed"
+
+
+def test_a_hiccup_that_retries_overcome_does_not_open_the_breaker():
+    async def many(asker: JSONClient):
+        await asyncio.gather(*(asker.post("/chat/completions", BODY) for _ in range(8)))
+
+    breaker = CircuitBreaker(failures=2)
+    with FaultServer(["drop", "429", "500", "reset"] * 2) as server:
+        asyncio.run(many(client(server, breaker=breaker, retries=8)))
+    assert breaker.state == "closed"
+
+
+def test_a_request_at_fault_does_not_open_the_breaker():
+    breaker = CircuitBreaker(failures=1)
+    with FaultServer(["400", "404", "501"]) as server:
+        asker = client(server, breaker=breaker)
+        for _ in range(3):
+            failure(asker)
+        post(asker)
+
+
+def test_a_cancelled_request_leaves_breaker_and_places_free():
+    async def cancel_then_ask(asker: JSONClient):
+        task = asyncio.create_task(asker.post("/chat/completions", BODY))
+        while not server.total:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await asker.post("/chat/completions", BODY)
+
+    with FaultServer(["stall"]) as server:
+        breaker = CircuitBreaker(failures=1)
+        asker = client(server, breaker=breaker, max_concurrency=1)
+        assert asyncio.run(cancel_then_ask(asker)).attempts == 1
+
+
+def test_it_works_in_one_loop_after_another_and_after_a_pickle():
+    async def ask(asker: JSONClient):
+        return await asker.post("/chat/completions", BODY)
+
+    with FaultServer() as server:
+        asker = client(server, requests_per_minute=1000)
+        # Left open on purpose: the loop of an abandoned thread closes nothing either.
+        asyncio.run(ask(asker))
+        asyncio.run(ask(asker))
+        copy = pickle.loads(pickle.dumps(asker))
+        asyncio.run(ask(copy))
+        assert server.total == 3
+        assert server.requests[2][1]["authorization"] == f"Bearer {KEY}"
+
+
+def test_every_fault_in_random_sequence_is_an_answer_or_a_typed_error():
+    async def ask_many(asker: JSONClient, times: int):
+        kinds = []
+        for _ in range(times):
+            asks = [asker.post("/chat/completions", BODY) for _ in range(8)]
+            for outcome in await asyncio.gather(*asks, return_exceptions=True):
+                kinds.append(getattr(outcome, "kind", None) or type(outcome).__name__)
+        await asker.aclose()
+        return kinds
+
+    with FaultServer(random_of=("fine", *FAULTS), seed=1, huge_bytes=2 << 20) as server:
+        asker = client(server, deadline_s=0.5, retries=1)
+        kinds = asyncio.run(ask_many(asker, 20))
+        assert asker.sent >= server.total
+        assert set(server.did) == {"fine", *FAULTS}
+    known = {
+        *("Reply", "connection", "timeout", "rate_limited", "status_500", "status_503"),
+        *("not_json", "malformed", "too_large"),
+    }
+    assert set(kinds) <= known
+    assert len(kinds) == 160
+
+
+# ---- construction and secrets ----
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"deadline_s": 0.0}, "0.0"),
+        ({"deadline_s": float("nan")}, "nan"),
+        ({"retries": -1}, "-1"),
+        ({"backoff_s": (2.0, 1.0)}, r"\(2.0, 1.0\)"),
+        ({"max_response_bytes": 0}, "0"),
+        ({"max_concurrency": 0}, "0"),
+        ({"requests_per_minute": 0.0}, "0.0"),
+    ],
+)
+def test_impossible_values_fail_at_construction(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        JSONClient("http://127.0.0.1/v1", **keywords)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x/v1", "http:///v1", ""])
+def test_no_address(url):
+    with pytest.raises(ValueError, match="base_url"):
+        JSONClient(url)
+
+
+@pytest.mark.parametrize("url", [f"http://me:{KEY}@x/v1", f"http://x/v1?key={KEY}"])
+def test_an_address_with_a_secret_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="base_url") as error:
+        JSONClient(url)
+    assert KEY not in str(error.value)
+
+
+def test_a_key_that_no_header_may_hold_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="API key") as error:
+        Secret(f"{KEY}\nX-Evil: 1")
+    assert KEY not in str(error.value)
+
+
+def everything_about(error: BaseException) -> str:
+    import traceback
+
+    parts = [repr(error), str(error), repr(error.__dict__), repr(error.args)]
+    parts += traceback.format_exception(error)
+    seen = error.__cause__, error.__context__
+    return "\n".join(parts) + "".join(everything_about(inner) for inner in seen if inner)
+
+
+@pytest.mark.parametrize("mode", [*FAULTS, "echo_key", "quota", "fine"])
+def test_the_key_shows_nowhere(mode, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    with FaultServer(after=mode, huge_bytes=1 << 20) as server:
+        asker = client(server, deadline_s=0.4, retries=1)
+        try:
+            shown = repr(post(asker))
+        except AdviceError as error:
+            shown = everything_about(error)
+        assert server.requests[0][1]["authorization"] == f"Bearer {KEY}"
+    captured = capfd.readouterr()
+    for text in (shown, repr(asker), str(asker), caplog.text, captured.out, captured.err):
+        assert KEY not in text
+
+
+def test_a_key_from_the_environment_is_not_in_a_pickle(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", KEY)
+    asker = JSONClient("http://x/v1", api_key=Secret.from_env("SOME_KEY"))
+    pickled = pickle.dumps(asker)
+    assert KEY.encode() not in pickled
+    assert pickle.loads(pickled).api_key.reveal() == KEY
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ImportError, match=r"lore-torchrl\[http\]"):
+        JSONClient("http://x/v1")
+
+
+def test_errors_travel_between_processes():
+    error = RateLimitedError(429, "later")
+    error.retry_after_s = 3.0
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.status, str(copy), copy.retry_after_s, copy.kind) == (
+        *(RateLimitedError, 429, "later", 3.0, "rate_limited"),
+    )
+    assert pickle.loads(pickle.dumps(StatusError(418, "tea"))).kind == "status_418"
+
+
+def test_an_open_breaker_is_an_advice_error():
+    assert issubclass(CircuitOpenError, AdviceError)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+pytest.importorskip("httpx")
+
+from chat_toy import ACTIONS, advisor, ask, content, decide, good, top
+from fault_server import FaultServer
+
+from lore_torchrl.advisors.errors import AdviceError
+
+# ---- logprobs ----
+
+
+def test_logprobs_are_the_models_own_probabilities():
+    reply = top(("B", math.log(0.5)), (" A", math.log(0.2)), ("A", math.log(0.1)), ("x", -2.0))
+    with FaultServer(reply=reply) as server:
+        advice = good(advisor(server, mode="logprobs"))
+        body = server.requests[0][2]
+    shares = [math.exp(value) for value in advice.logits]
+    assert shares == pytest.approx([0.3 / 0.8, 0.5 / 0.8, 1e-4])
+    assert advice.confidence == pytest.approx(0.8)
+    assert json.loads(advice.raw) == {"A": 0.3, "B": 0.5, "C": 0.0}
+    assert (body["logprobs"], body["top_logprobs"], body["max_completion_tokens"]) == (True, 20, 1)
+    assert "A: left (turn left)" in body["messages"][1]["content"]
+
+
+def test_llamacpp_is_held_to_the_letters_with_its_samplers_off():
+    reply = top(("A", 0.75), ("B", 0.25), field="top_probs", value="prob")
+    with FaultServer(reply=reply) as server:
+        advice = good(advisor(server, mode="logprobs", server="llamacpp", temperature=0.2))
+        body = server.requests[0][2]
+    assert math.exp(advice.logits[0]) == pytest.approx(0.75)
+    assert advice.confidence == 1.0
+    assert body["grammar"] == 'root ::= "A" | "B" | "C"'
+    assert body["post_sampling_probs"] is True
+    assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (1.0, 0, 1.0, 0.0)
+    assert body["max_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (content("A"), "malformed"),
+        (content("A", logprobs={"content": []}), "malformed"),
+        (content("A", logprobs=[1]), "malformed"),
+        (top(("Sure", -0.1)), "malformed"),
+        (top(("A", float("nan"))), "not_finite"),
+        (top(("A", float("inf"))), "not_finite"),
+        (top(("A", None)), "malformed"),
+        (top(("A", "high")), "malformed"),
+    ],
+)
+def test_logprobs_that_cannot_be_read(reply, kind):
+    with FaultServer(reply=reply) as server:
+        error = ask(advisor(server, mode="logprobs"))
+    assert error.kind == kind
+    assert error.usage.tokens == 10
+
+
+def test_a_token_that_is_impossible_has_no_probability():
+    with FaultServer(reply=top(("A", -0.1), ("B", -9999.0), ("C", float("-inf")))) as server:
+        assert good(advisor(server, mode="logprobs")).logits[1:] == (math.log(1e-4),) * 2
+
+
+# ---- json ----
+
+
+def test_json_asks_for_a_schema_that_fits_the_actions():
+    with FaultServer() as server:
+        advice = good(advisor(server, mode="json", max_tokens=77))
+        body = server.requests[0][2]
+    assert advice.logits == (4.0, 0.0, 0.0)
+    assert advice.confidence == 0.8
+    wanted = body["response_format"]
+    assert wanted["type"] == "json_schema"
+    logits = wanted["json_schema"]["schema"]["properties"]["action_prior"]["properties"]["logits"]
+    assert logits["minItems"] == logits["maxItems"] == 3
+    assert body["max_completion_tokens"] == 77
+    assert "[0, 0, 0]" in body["messages"][1]["content"]
+
+
+def test_a_refused_format_is_not_asked_for_again():
+    def reply(path, body):
+        wanted = body.get("response_format", {}).get("type")
+        if wanted == "json_schema":
+            return 400, {"error": {"message": "response_format json_schema is not supported"}}
+        return content('{"logits": [0, 0, 1]}')(path, body)
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, mode="json")
+        good(asked)
+        good(asked)
+        formats = [body["response_format"]["type"] for _, _, body in server.requests]
+    assert formats == ["json_schema", "json_object", "json_object"]
+
+
+def test_a_lasting_refusal_is_its_error():
+    with FaultServer(after="400") as server:
+        assert ask(advisor(server, mode="json")).kind == "status_400"
+        assert server.total == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (content("Go right, I think."), "not_json"),
+        (content('{"logits": [1, 2]}'), "malformed"),
+        (content('{"logits": [NaN, 1, 1]}'), "not_finite"),
+        (content(""), "empty"),
+        (content(), "empty"),
+        (lambda path, body: (200, {"choices": [{"message": {"content": None}}]}), "empty"),
+        (lambda path, body: (200, {"choices": [{"message": {"refusal": "No."}}]}), "malformed"),
+        (lambda path, body: (200, {"choices": [{"text": "left"}]}), "malformed"),
+        (lambda path, body: (200, {"choices": "left"}), "malformed"),
+        (lambda path, body: (200, {}), "malformed"),
+    ],
+)
+def test_an_answer_that_cannot_be_read(reply, kind):
+    with FaultServer(reply=reply) as server:
+        error = ask(advisor(server, mode="json"))
+    assert isinstance(error, AdviceError)
+    assert error.kind == kind
+    assert error.__traceback__ is None
+
+
+def test_an_answer_cut_off_says_so():
+    reply = content('{"logits": [1, 2', finish_reason="length")
+    with FaultServer(reply=reply) as server:
+        assert "raise max_tokens" in str(ask(advisor(server, mode="json")))
+
+
+# ---- vote ----
+
+
+def test_votes_are_counted_and_spoilt_ones_weigh_on_the_confidence():
+    reply = content("A", "left", '{"action": "left"}', "B", "no idea")
+    with FaultServer(reply=reply) as server:
+        advice = good(advisor(server, mode="vote", votes=5, smoothing=0.5))
+        body = server.requests[0][2]
+    shares = [math.exp(value) for value in advice.logits]
+    assert shares == pytest.approx([3.5 / 5.5, 1.5 / 5.5, 0.5 / 5.5])
+    assert advice.confidence == pytest.approx(3 / 5)
+    assert (body["n"], body["temperature"]) == (5, 1.0)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_votes_that_do_not_come_at_once_come_singly(strict):
+    def reply(path, body):
+        if "n" in body and strict:
+            return 400, {"error": {"message": "n must be 1"}}
+        return content("C")(path, body)
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, mode="vote", votes=4)
+        assert good(asked).confidence == 1.0
+        first = server.total
+        advice = good(asked)
+        # Once learnt, it asks for no more than the votes.
+        assert server.total - first == 4
+        assert advice.usage.tokens == 40
+
+
+def test_a_lost_vote_does_not_lose_the_others():
+    with FaultServer(["400", "fine", "401"], reply=content("C")) as server:
+        advice = good(advisor(server, mode="vote", votes=4))
+    assert advice.confidence == pytest.approx(3 / 4)
+
+
+# ---- decisions ----
+
+
+@pytest.mark.parametrize(
+    ("server_kind", "path"), [("openai", "/v1/decisions"), ("llamacpp", "/v1/systemone")]
+)
+def test_decisions_in_both_forms(server_kind, path):
+    with FaultServer(reply=decide) as server:
+        advice = good(advisor(server, mode="decisions", server=server_kind))
+        seen, _, body = server.requests[0]
+    assert seen == path
+    assert [math.exp(value) for value in advice.logits] == pytest.approx([0.1, 0.1, 0.8])
+    assert advice.confidence == 0.7
+    assert advice.usage.prompt_tokens == 20
+    assert "A door, $5 to open." in (body.get("input") or body["state"])
+    assert "go on" in json.dumps(body["questions"])
+
+
+def test_the_other_form_is_tried_and_kept():
+    def reply(path, body):
+        return decide(path, body) if path == "/v1/systemone" else (404, {})
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, mode="decisions")
+        good(asked)
+        good(asked)
+        paths = [path for path, _, _ in server.requests]
+    assert paths == ["/v1/decisions", "/v1/systemone", "/v1/systemone"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([], "empty"),
+        ({}, "empty"),
+        ([{"type": "refusal", "name": "action"}], "malformed"),
+        ([{"type": "choice", "choice": "left"}], "malformed"),
+        ({"action": {"probabilities": {"left": 1.0}}}, "malformed"),
+        ({"action": {"probabilities": {"left": 1, "right": 0, "jump": 0}}}, "malformed"),
+        ({"action": {"probabilities": {"left": 1, "right": -1, "forward": 0}}}, "malformed"),
+        (
+            {"action": {"probabilities": {"left": 1, "right": float("nan"), "forward": 0}}},
+            "not_finite",
+        ),
+        (
+            {"action": {"probabilities": dict.fromkeys(ACTIONS, 1), "confidence": 2}},
+            "malformed",
+        ),
+        ("left", "malformed"),
+    ],
+)
+def test_decisions_that_cannot_be_read(answers, kind):
+    with FaultServer(reply=lambda path, body: (200, {"answers": answers})) as server:
+        assert ask(advisor(server, mode="decisions")).kind == kind

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    EmptyAnswerError,
+    MalformedError,
+    NotFiniteError,
+    NotJSONError,
+)
+from lore_torchrl.advisors.parsing import find_action, parse_answer
+from lore_torchrl.advisors.replies import BoundedBody, parse_object, retry_after, status_error
+
+ACTIONS = ("turn left", "right", "go_forward")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"action_prior": {"type": "discrete", "logits": [0, 1, 2]}, "confidence": 0.5}',
+        '{"action_prior": {"logits": [0, 1, 2], "confidence": 0.5}}',
+        '{"logits": [0, 1, 2.0], "confidence": 0.5, "reason": "why not"}',
+        '{"logits": {"Turn Left": 0, "right": 1, "go forward": 2}, "confidence": 0.5}',
+        '{"logits": {"A": 0, "B": 1, "C": 2}, "confidence": 0.5}',
+        'Here you are:\n```json\n{"logits": [0, 1, 2], "confidence": 0.5}\n```\nGood luck {x}!',
+        'I think {left} is bad, so {"logits": [0, 1, 2], "confidence": 0.5} it is.',
+        '<think>{"logits": [9, 9, 9]}</think>{"logits": [0, 1, 2], "confidence": 0.5}',
+    ],
+)
+def test_logits_in_every_shape(text):
+    preference = parse_answer(text, ACTIONS)
+    assert preference.logits == (0.0, 1.0, 2.0)
+    assert preference.confidence == 0.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"probabilities": [0.0, 0.25, 0.75]}',
+        '{"probs": {"right": 0.25, "go_forward": 0.75}}',
+        '{"probs": [0, 25, 75]}',
+        '{"action_prior": {"probabilities": {"B": 1, "C": 3}}}',
+    ],
+)
+def test_probabilities_in_every_shape(text):
+    preference = parse_answer(text, ACTIONS)
+    shares = [math.exp(value) for value in preference.logits]
+    assert shares == pytest.approx([1e-4, 0.25, 0.75])
+    assert preference.confidence == pytest.approx(0.75, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "right",
+            "Right.",
+            "**right**",
+            '"right"',
+            "Action: right",
+            "B",
+            "b)",
+            "The answer is B.",
+        ),
+        *('{"action": "right"}', '{"action": 1}', '{"answer": "B"}', "1", "```\nright\n```"[4:9]),
+        '{"action_prior": {"action": "RIGHT"}}',
+    ],
+)
+def test_one_action_that_is_only_named(text):
+    preference = parse_answer(text, ACTIONS)
+    assert preference.logits == (0.0, 3.0, 0.0)
+    assert 0.8 < preference.confidence < 1.0
+    assert parse_answer('{"action": 1, "confidence": 0.1}', ACTIONS).confidence == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", EmptyAnswerError),
+        ("<think>only thoughts</think>", EmptyAnswerError),
+        ("I would rather go right", NotJSONError),
+        ('{"logits": [0, 1', NotJSONError),
+        ("<html>Please sign in</html>", NotJSONError),
+        ("[" * 100_000, NotJSONError),
+        ('{"a":' * 100_000, NotJSONError),
+        ('{"logits": [' + "9" * 5000 + ", 1, 1]}", NotJSONError),
+        ("[0, 1, 2]", MalformedError),
+        ("null", MalformedError),
+        ("{}", MalformedError),
+        ('{"logits": []}', MalformedError),
+        ('{"logits": [0, 1]}', MalformedError),
+        ('{"logits": [0, 1, 2, 3]}', MalformedError),
+        ('{"logits": [0, 1, null]}', MalformedError),
+        ('{"logits": [0, 1, true]}', MalformedError),
+        ('{"logits": [0, 1, "2"]}', MalformedError),
+        ('{"logits": "0 1 2"}', MalformedError),
+        ('{"logits": {"right": 1}}', MalformedError),
+        ('{"logits": {"jump": 1, "right": 1, "C": 2}}', MalformedError),
+        ('{"logits": [0, 1, 1e30]}', MalformedError),
+        ('{"logits": [0, 1, NaN]}', NotFiniteError),
+        ('{"logits": [0, 1, -Infinity]}', NotFiniteError),
+        ('{"logits": [0, 1, 1e999]}', NotFiniteError),
+        ('{"probs": [0, 0, 0]}', MalformedError),
+        ('{"probs": [-1, 1, 1]}', MalformedError),
+        ('{"probs": [NaN, 1, 1]}', NotFiniteError),
+        ('{"probs": [1e308, 1e308, 1e308]}', MalformedError),
+        ('{"action": "jump"}', MalformedError),
+        ('{"action": 3}', MalformedError),
+        ('{"action": -1}', MalformedError),
+        ('{"action": 1.5}', MalformedError),
+        ('{"logits": [0, 1, 2], "confidence": 1.1}', MalformedError),
+        ('{"logits": [0, 1, 2], "confidence": -0.1}', MalformedError),
+        ('{"logits": [0, 1, 2], "confidence": "high"}', MalformedError),
+        ('{"logits": [0, 1, 2], "confidence": NaN}', NotFiniteError),
+        ('{"action_prior": [0, 1, 2]}', MalformedError),
+        ('{"action_prior": {"logits": {"right": {}}}}', MalformedError),
+    ],
+)
+def test_anything_else_is_an_error_of_its_kind(text, kind):
+    with pytest.raises(kind) as error:
+        parse_answer(text, ACTIONS)
+    assert type(error.value) is kind
+    assert len(str(error.value)) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["logits", "probs", "action_prior", "confidence", "action", "B", "right"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON | st.text(max_size=60))
+def test_whatever_comes_is_read_or_an_advice_error(value):
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        preference = parse_answer(text, ACTIONS)
+    except AdviceError:
+        return
+    assert len(preference.logits) == 3
+    assert all(abs(value) <= 1e4 for value in preference.logits)
+    assert 0.0 <= preference.confidence <= 1.0
+
+
+def test_names_win_over_letters():
+    assert find_action("B", ("b", "a")) == 0
+    assert find_action("C", ("b", "a")) is None
+
+
+# ---- bodies, statuses and headers ----
+
+
+def test_a_body_is_inflated_no_further_than_the_cap():
+    import gzip
+
+    body = BoundedBody(1000)
+    body.start("gzip")
+    assert not body.feed(gzip.compress(b"0" * 10_000_000))
+    assert body.error.kind == "too_large"
+
+    body = BoundedBody(1000)
+    body.start("gzip")
+    for byte in gzip.compress(b"0" * 1000):
+        assert body.feed(bytes([byte]))
+    assert body.text() == "0" * 1000
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip"])
+def test_an_unknown_encoding_is_malformed(encoding):
+    body = BoundedBody(1000)
+    body.start(encoding)
+    assert body.error.kind == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("<html>", "not_json"),
+        ('{"a": 1', "not_json"),
+        ("[" * 100_000, "not_json"),
+        ("[1]", "malformed"),
+        ('{"error": "no"}', "malformed"),
+        ('{"error": {"message": "no", "code": "insufficient_quota"}}', "quota"),
+    ],
+)
+def test_a_body_that_is_no_answer(text, kind):
+    assert parse_object(text).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (402, "", "quota"),
+        (429, "", "rate_limited"),
+        (429, '{"error": {"code": "insufficient_quota"}}', "quota"),
+        (429, '{"error": {"type": "insufficient_quota", "code": null}}', "quota"),
+        (401, "", "authentication"),
+        (403, "<html>", "authentication"),
+        (500, '"just text"', "status_500"),
+        (404, '{"detail": "Not Found"}', "status_404"),
+        (418, "[]", "status_418"),
+    ],
+)
+def test_a_refusal_has_the_kind_of_its_cause(status, text, kind):
+    error = status_error(status, text, None)
+    assert error.kind == kind
+    assert str(status) in str(error)
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
+def test_a_wait_that_is_no_number_is_none(value):
+    assert retry_after({"retry-after": value}, 0.0) is None
+    assert retry_after({"retry-after-ms": value, "retry-after": "2"}, 0.0) == 2.0

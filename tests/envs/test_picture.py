@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from lore_torchrl.envs.picture import encode_png, view_png
+
+
+def decode_png(data: bytes) -> np.ndarray:
+    columns, rows = struct.unpack(">II", data[16:24])
+    start = data.index(b"IDAT") + 4
+    length = struct.unpack(">I", data[start - 8 : start - 4])[0]
+    raw = np.frombuffer(zlib.decompress(data[start : start + length]), np.uint8)
+    return raw.reshape(rows, 1 + 3 * columns)[:, 1:].reshape(rows, columns, 3)
+
+
+def test_pixels_survive_the_file():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    assert np.array_equal(decode_png(encode_png(pixels)), pixels)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 4), (0, 7, 3)])
+def test_what_is_no_picture_is_refused(shape):
+    with pytest.raises(ValueError, match="pixels"):
+        encode_png(np.zeros(shape, dtype=np.uint8))
+
+
+def test_a_view_is_drawn_with_the_agent_facing_up():
+    pytest.importorskip("minigrid")
+    from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+
+    view = np.ones((7, 7, 3), dtype=np.uint8)
+    view[..., 1:] = 0
+    view[0, 0] = (0, 0, 0)
+    view[5, 2] = (8, 1, 0)
+    seen = {"image": view, "direction": np.array([0]), "mission": "go"}
+    drawn = decode_png(MiniGridDescriber(image=True).request(0, seen).image)
+    assert drawn.shape == (7 * 24, 7 * 24, 3)
+    # The goal, two rows from the top, is green; the agent, bottom middle, is red and
+    # narrows upwards.
+    assert drawn[2 * 24 + 12, 5 * 24 + 12].argmax() == 1
+    agent = drawn[6 * 24 :, 3 * 24 : 4 * 24].astype(int)
+    red = (agent[..., 0] > agent[..., 1] + 50).sum(1)
+    assert red[:12].sum() < red[12:].sum()
+    assert MiniGridDescriber().request(0, seen).image is None
+
+
+def test_the_drawing_function_names_its_file_type():
+    pytest.importorskip("minigrid")
+    assert view_png(np.ones((3, 3, 3), dtype=np.uint8), (1, 2)).startswith(b"\x89PNG")
