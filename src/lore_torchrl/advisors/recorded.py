@@ -1,0 +1,328 @@
+"""Recording what an adviser answers, and answering from the recording alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    DeadlineError,
+    FatalAdviceError,
+    NotRecordedError,
+)
+from lore_torchrl.advisors.recording import (
+    RecordedAnswer,
+    Recording,
+    error_kind,
+    error_of_kind,
+    read_recording,
+)
+from lore_torchrl.advisors.redaction import secrets_of
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def model_name(advisor: object) -> str:
+    """Return the name of the model that an adviser asks, or of the adviser's class.
+
+    Wrappers are looked through by their ``advisor`` attribute.
+
+    Examples:
+        >>> class Chat:
+        ...     model = "some-model"
+        >>> model_name(Chat())
+        'some-model'
+    """
+    # Bounded: a wrapper that wraps itself must not hang the run.
+    for _ in range(32):
+        for name in (getattr(advisor, "model_name", None), getattr(advisor, "model", None)):
+            if isinstance(name, str) and name:
+                return name
+        inner = getattr(advisor, "advisor", None)
+        if inner is None:
+            break
+        advisor = inner
+    return type(advisor).__name__
+
+
+class RecordingAdvisor:
+    """Ask another adviser, and record every answer and every error to one SQLite file.
+
+    A row holds the request's text, cache key and actions, the model's name, the answer or
+    the error, the latency of its batch, tokens and cost, in the order in which the
+    answers came. What the wrapped adviser returns or raises passes through unchanged.
+    Several calls may be under way at once, in one process or in many. Keys and passwords
+    that stand in the adviser's settings, in the environment or in a message are blotted
+    out of every text (:func:`~lore_torchrl.advisors.redaction.redact`).
+
+    Args:
+        advisor: Whom to ask.
+        path: The file; see :class:`~lore_torchrl.advisors.recording.Recording`.
+
+    Keyword Args:
+        append: Whether a file that holds answers already may be added to.
+            Default: ``True``.
+
+    Raises:
+        TypeError: If ``advisor`` has no ``advise``.
+        FileExistsError: If the file holds answers and ``append`` is false.
+        ValueError: If the file is no recording.
+
+    Examples:
+        >>> import asyncio, tempfile
+        >>> class Right:
+        ...     async def advise(self, requests):
+        ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
+        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
+        >>> path = tempfile.mkdtemp() + "/advice.sqlite"
+        >>> recorder = RecordingAdvisor(Right(), path)
+        >>> asyncio.run(recorder.advise([request]))
+        [Advice(logits=(0.0, 3.0), confidence=1.0)]
+        >>> recorder.close()
+        >>> asyncio.run(RecordedAdvisor(path).advise([request]))
+        [Advice(logits=(0.0, 3.0), confidence=1.0)]
+    """
+
+    def __init__(
+        self, advisor: Advisor, path: str | os.PathLike[str], *, append: bool = True
+    ) -> None:
+        if not callable(getattr(advisor, "advise", None)):
+            raise TypeError(
+                f"RecordingAdvisor needs an advisor with an async `advise`, got {advisor!r}."
+            )
+        self.advisor = advisor
+        self.recording = Recording(path, append=append)
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
+        """Return the wrapped adviser's answers, each of them recorded."""
+        start = time.perf_counter()
+        try:
+            answers = await self.advisor.advise(requests)
+        except FatalAdviceError:
+            # It ends the run, which then needs no repeating.
+            raise
+        except asyncio.CancelledError:
+            # The service cancels what passes its deadline, and counts it so.
+            self._record_failure(requests, DeadlineError("cancelled before it answered"), start)
+            raise
+        except Exception as error:
+            self._record_failure(requests, error, start)
+            raise
+        if not isinstance(answers, (list, tuple)) or len(answers) != len(requests):
+            # The service refuses it. What matters is that the repeated run fails here too.
+            error = error_of_kind("wrong_answer_count", "not one answer a question")
+            self._record_failure(requests, error, start)
+        else:
+            self._record([_recorded(answer) for answer in answers], requests, start)
+        return answers
+
+    def _record_failure(
+        self, requests: Sequence[AdviceRequest], error: Exception, start: float
+    ) -> None:
+        if not isinstance(error, AdviceError):
+            error = error_of_kind(error_kind(error), str(error))
+        failed = [RecordedAnswer(error, raised=True)]
+        # One error failed the batch: what it cost stands in the first row alone.
+        free = error_of_kind(error.kind, str(error), status=getattr(error, "status", None))
+        failed += [RecordedAnswer(free, raised=True)] * (len(requests) - 1)
+        self._record(failed[: len(requests)], requests, start)
+
+    def _record(
+        self, answers: list[RecordedAnswer], requests: Sequence[AdviceRequest], start: float
+    ) -> None:
+        self.recording.append(
+            requests,
+            answers,
+            model=model_name(self.advisor),
+            latency_s=time.perf_counter() - start,
+            # Anew each time: a client may read its key when it is first used.
+            secrets=secrets_of(self.advisor),
+        )
+
+    @property
+    def cache_prefix(self) -> str:
+        """The wrapped adviser's own, so that a recorder changes no cache key."""
+        return getattr(self.advisor, "cache_prefix", "")
+
+    async def aclose(self) -> None:
+        """Close the wrapped adviser's connections; the recording stays open."""
+        aclose = getattr(self.advisor, "aclose", None)
+        if callable(aclose):
+            await aclose()
+
+    def close(self) -> None:
+        """Close the recording, and the wrapped adviser where it can be closed."""
+        self.recording.close()
+        close = getattr(self.advisor, "close", None)
+        if callable(close):
+            close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped adviser's state, so that a recorder may come or go at a resume."""
+        return self.advisor.state_dict() if hasattr(self.advisor, "state_dict") else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the wrapped adviser's state."""
+        if hasattr(self.advisor, "load_state_dict"):
+            self.advisor.load_state_dict(state_dict)
+
+
+def _recorded(answer: Any) -> RecordedAnswer:
+    if answer is None or isinstance(answer, (Advice, AdviceError)):
+        return RecordedAnswer(answer)
+    message = f"{type(answer).__name__} where Advice was expected"
+    return RecordedAnswer(error_of_kind("wrong_type", message))
+
+
+class RecordedAdvisor:
+    """Answer from a recording alone, without a network.
+
+    Recordings are the SQLite files of :class:`RecordingAdvisor`, looked up by cache key,
+    or JSON Lines with ``image``, ``direction``, ``logits`` and ``confidence`` a line,
+    looked up by the request's facts ``view`` and ``direction``. Where a key was answered
+    several times, the first question gets the first answer, and so on; the last answer
+    is repeated from then on. Recorded errors happen again, at the price they had.
+
+    A blocking run from its own recording is equal to the original to the bit. So is a
+    resumed one, since :meth:`state_dict` holds which answers were given.
+
+    Args:
+        path: The recording, read once, here.
+
+    Keyword Args:
+        missing: What a question that is not in the recording does. ``"error"`` stops the
+            run, as a repeated run that meets a new situation is no repetition.
+            ``"mask"`` counts a ``NotRecordedError`` and goes on without that advice.
+            Default: ``None``, ``"error"`` for a SQLite recording, and ``"mask"`` for
+            views, which a run that learns will leave.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is no recording, or ``missing`` is unknown.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, missing: Literal["error", "mask"] | None = None
+    ) -> None:
+        if missing not in ("error", "mask", None):
+            raise ValueError(
+                f"missing={missing!r} is unknown: use 'error' to stop the run at a question "
+                "that is not in the recording, or 'mask' to go on without that advice."
+            )
+        self.path = Path(path).expanduser()
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"There is no recording {str(self.path)!r} (in {os.getcwd()!r}). Make one with "
+                "record=<path>, or give the path of one."
+            )
+        with self.path.open("rb") as file:
+            self._by_view = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
+        self.missing = missing or ("mask" if self._by_view else "error")
+        self._answers = read_views(self.path) if self._by_view else read_recording(self.path)
+        self._served: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many different questions have an answer."""
+        return len(self._answers)
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
+        """Return the recorded answer to each request.
+
+        Raises:
+            AdviceError: If the recorded batch failed as a whole.
+            FatalAdviceError: If a request is not in the recording and ``missing`` is
+                ``"error"``.
+        """
+        recorded = [self._next(request) for request in requests]
+        raised = [one.answer for one in recorded if one.raised]
+        if raised:
+            # Without the frames that an earlier raise of the same object left in it.
+            raise raised[0].with_traceback(None)
+        return [one.answer for one in recorded]
+
+    def _next(self, request: AdviceRequest) -> RecordedAnswer:
+        key = _view_key(request.facts) if self._by_view else request.cache_key
+        answers = self._answers.get(key) if key is not None else None
+        if answers is None:
+            return self._not_recorded(
+                "it needs the facts 'view' and 'direction', which this describer does not give"
+                if key is None
+                else f"no answer to {request.cache_key!r}"
+            )
+        turn = self._served.get(key, 0)
+        recorded = answers[min(turn, len(answers) - 1)]
+        if recorded.actions and recorded.actions != tuple(request.actions):
+            return self._not_recorded(
+                f"its answer to {request.cache_key!r} is about {recorded.actions}, not about "
+                f"{tuple(request.actions)}"
+            )
+        self._served[key] = turn + 1
+        return recorded
+
+    def _not_recorded(self, reason: str) -> RecordedAnswer:
+        message = f"recording {str(self.path)!r}: {reason}"
+        if self.missing == "error":
+            raise FatalAdviceError(
+                f"{message}. A run from its own recording needs the original's configuration; "
+                "with missing='mask' it goes on without this advice."
+            )
+        return RecordedAnswer(NotRecordedError(message))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each question was answered, in types that JSON holds."""
+        return {"served": dict(self._served)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        self._served = dict(state_dict.get("served", {}))
+
+
+def read_views(path: Path) -> dict[str, list[RecordedAnswer]]:
+    """Return the answers of a JSON Lines recording by view and direction, in their order.
+
+    Args:
+        path: A file with one JSON object a line: ``image``, the view's integers;
+            ``direction``; ``logits``, one number an action; ``confidence``, 0 to 1.
+
+    Raises:
+        ValueError: If a line lacks one of them or cannot be read, naming the line.
+    """
+    answers: dict[str, list[RecordedAnswer]] = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                key = _view_key({"view": row["image"], "direction": row["direction"]})
+                logits = tuple(float(value) for value in row["logits"])
+                advice = Advice(logits, float(row["confidence"]), raw=line.decode().strip())
+            except (KeyError, TypeError, ValueError, OverflowError) as err:
+                raise ValueError(
+                    f"{str(path)!r}, line {number}, is no recorded answer "
+                    f"({type(err).__name__}: {err}). A line holds image, direction, logits and "
+                    "confidence; a SQLite recording begins with its own mark."
+                ) from err
+            answers.setdefault(key, []).append(RecordedAnswer(advice))
+    if not answers:
+        raise ValueError(f"{str(path)!r} holds no recorded answer.")
+    return answers
+
+
+def _view_key(facts: Mapping[str, Any]) -> str | None:
+    if facts.get("view") is None or facts.get("direction") is None:
+        return None
+    view = np.asarray(facts["view"], dtype=np.uint8)
+    digest = hashlib.blake2b(f"{view.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(view).tobytes())
+    return f"{digest.hexdigest()}:{int(facts['direction'])}"

@@ -1,0 +1,452 @@
+import asyncio
+import json
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    ConnectionLostError,
+    FatalAdviceError,
+    NotRecordedError,
+    QuotaError,
+    StatusError,
+    Usage,
+)
+from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor, model_name
+from lore_torchrl.advisors.redaction import redact, secrets_of
+from lore_torchrl.advisors.secret import Secret
+from lore_torchrl.service import AdviceService, CallBudget
+
+ACTIONS = ("left", "right")
+KEY = "sk-a-key-that-nobody-may-see"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "recordings" / "doorkey5x5_llm.jsonl"
+
+
+def ask(key: str, **changes) -> AdviceRequest:
+    return AdviceRequest(
+        **({"description": f"see {key}", "actions": ACTIONS, "cache_key": key} | changes)
+    )
+
+
+def answers(advisor, *requests):
+    return asyncio.run(advisor.advise(list(requests)))
+
+
+class Says:
+    """Answers from a list, in turn; exceptions are raised."""
+
+    model = "test-model"
+
+    def __init__(self, *turns):
+        self.turns = list(turns)
+
+    async def advise(self, requests):
+        turn = self.turns.pop(0)
+        if isinstance(turn, BaseException):
+            raise turn
+        return turn
+
+
+def rows(path, columns="*"):
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(f"SELECT {columns} FROM answers ORDER BY id").fetchall()
+
+
+def recorded(path, *turns, requests=None):
+    """Record one call a turn; return what came out."""
+    recorder = RecordingAdvisor(Says(*turns), path)
+    out = []
+    for turn in turns:
+        asked = requests or [ask(f"k{i}") for i in range(len(turn))]
+        try:
+            out.append(answers(recorder, *asked))
+        except Exception as error:
+            out.append(error)
+    recorder.close()
+    return out
+
+
+def test_a_row_holds_request_answer_and_cost(tmp_path):
+    path = tmp_path / "new" / "advice.sqlite"
+    advice = Advice((0.1, -2.5), 0.25, Usage(10, 3, 0.5), raw="go left")
+    recorded(path, [advice], requests=[ask("k", mission="reach the goal")])
+    columns = "id, cache_key, model, mission, description, actions, logits, confidence, raw"
+    request = (1, "k", "test-model", "reach the goal", "see k", '["left", "right"]')
+    assert not Path(f"{path}-wal").exists(), "closed, the file is complete by itself"
+    assert rows(path, columns) == [(*request, "[0.1, -2.5]", 0.25, "go left")]
+    ((kind, latency, *cost),) = rows(
+        path, "error_kind, latency_s, prompt_tokens, completion_tokens, cost"
+    )
+    assert kind is None and latency >= 0 and cost == [10, 3, 0.5]
+    (answer,) = answers(RecordedAdvisor(path), ask("k"))
+    assert (answer, answer.usage, answer.raw) == (advice, advice.usage, "go left")
+
+
+def test_every_bit_of_a_logit_survives(tmp_path):
+    values = (np.float32(0.1), 1 / 3)
+    recorded(tmp_path / "a", [Advice(values)], requests=[ask("k")])
+    (answer,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k"))
+    assert answer.logits == values and type(answer.logits[0]) is float
+
+
+def test_errors_happen_again_with_class_kind_and_cost(tmp_path):
+    errors = [
+        QuotaError(429, "all used up", usage=Usage(7)),
+        StatusError(503, "busy"),
+        ConnectionLostError("reset"),
+    ]
+    recorded(tmp_path / "a", [*errors, None])
+    again = answers(RecordedAdvisor(tmp_path / "a"), *(ask(f"k{i}") for i in range(4)))
+    assert [type(error) for error in again] == [*map(type, errors), type(None)]
+    assert [error.kind for error in again[:3]] == ["quota", "status_503", "connection"]
+    assert again[0].usage == Usage(7) and again[1].status == 503 and str(again[2]) == "reset"
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind"),
+    [
+        (QuotaError(402, "no money", usage=Usage(5)), "quota"),
+        (ConnectionError("the server is down"), "ConnectionError"),
+        ([Advice((0.0, 1.0))], "wrong_answer_count"),
+        ([Advice((0.0, 1.0)), "left"], "wrong_type"),
+    ],
+)
+def test_what_fails_in_the_original_fails_in_the_repetition(tmp_path, turn, kind):
+    path, requests = tmp_path / "a", [ask("k0"), ask("k1")]
+
+    def outcome(advisor):
+        with AdviceService(advisor, budget=CallBudget(2)) as service:
+            got = service.ask(requests)
+            return got, dict(service.errors), service.stats()["failed"]
+
+    original = outcome(RecordingAdvisor(Says(turn), path))
+    assert kind in original[1]
+    assert outcome(RecordedAdvisor(path)) == original
+    assert sum(tokens for (tokens,) in rows(path, "prompt_tokens")) == 5 * (kind == "quota")
+
+
+def test_a_deadline_is_recorded(tmp_path):
+    class Slow:
+        async def advise(self, requests):
+            await asyncio.sleep(30)
+
+    path = tmp_path / "a"
+    for build in (lambda: RecordingAdvisor(Slow(), path), lambda: RecordedAdvisor(path)):
+        with AdviceService(build(), budget=CallBudget(1), timeout_s=0.05) as service:
+            assert service.ask([ask("k")]) == [None]
+            assert dict(service.errors) == {"timeout": 1}
+
+
+def test_the_same_key_in_recorded_order_then_the_last(tmp_path):
+    turns = [[Advice((float(i), 0.0))] for i in range(3)]
+    recorded(tmp_path / "a", *turns)
+    advisor = RecordedAdvisor(tmp_path / "a")
+    got = [answers(advisor, ask("k0"))[0].logits[0] for _ in range(5)]
+    assert got == [0, 1, 2, 2, 2]
+    resumed = RecordedAdvisor(tmp_path / "a")
+    answers(resumed, ask("k0"))
+    state = json.loads(json.dumps(resumed.state_dict()))
+    resumed = RecordedAdvisor(tmp_path / "a")
+    resumed.load_state_dict(state)
+    assert answers(resumed, ask("k0"))[0].logits[0] == 1
+
+
+def test_missing_entries_stop_the_run_or_are_counted(tmp_path):
+    recorded(tmp_path / "a", [Advice((0.0, 1.0))])
+    masking = RecordedAdvisor(tmp_path / "a", missing="mask")
+    known, unknown = answers(masking, ask("k0"), ask("other"))
+    assert isinstance(known, Advice) and isinstance(unknown, NotRecordedError)
+    (renamed,) = answers(masking, ask("k0", actions=("right", "left")))
+    assert isinstance(renamed, NotRecordedError) and "is about ('left', 'right')" in str(renamed)
+    strict = RecordedAdvisor(tmp_path / "a")
+    with pytest.raises(FatalAdviceError, match="no answer to 'other'"):
+        answers(strict, ask("other"))
+    with AdviceService(strict, budget=CallBudget(9)) as service:
+        assert service.ask([ask("k0")])[0] is not None
+        with pytest.raises(FatalAdviceError, match="missing='mask'"):
+            service.ask([ask("other")])
+    with AdviceService(masking, budget=CallBudget(9)) as service:
+        assert service.ask([ask("other")]) == [None]
+        assert dict(service.errors) == {"not_recorded": 1}
+
+
+def test_fatal_errors_pass_the_recorder_unrecorded(tmp_path):
+    (error,) = recorded(tmp_path / "a", FatalAdviceError("stop"), requests=[ask("k")])
+    assert isinstance(error, FatalAdviceError) and rows(tmp_path / "a") == []
+
+
+# ---- concurrency and durability ----
+
+
+def test_calls_under_way_at_once_are_all_recorded(tmp_path):
+    class Scattered:
+        async def advise(self, requests):
+            await asyncio.sleep(0.001 * (int(requests[0].cache_key) % 7))
+            return [Advice((float(r.cache_key), 0.0)) for r in requests]
+
+    recorder = RecordingAdvisor(Scattered(), tmp_path / "a")
+
+    async def run():
+        await asyncio.gather(*(recorder.advise([ask(str(i))]) for i in range(60)))
+
+    asyncio.run(run())
+    recorder.close()
+    replay = RecordedAdvisor(tmp_path / "a")
+    assert len(replay) == 60
+    got = answers(replay, *(ask(str(i)) for i in range(60)))
+    assert [a.logits[0] for a in got] == list(range(60))
+
+
+def _append(path, name, count):
+    recorder = RecordingAdvisor(Says(*([Advice((0.0, 1.0))] for _ in range(count))), path)
+    for i in range(count):
+        answers(recorder, ask(f"{name}-{i}"))
+    recorder.close()
+
+
+def test_processes_share_a_file_and_a_fork_opens_its_own(tmp_path):
+    context = multiprocessing.get_context("fork")
+    path = str(tmp_path / "a")
+    recorder = RecordingAdvisor(Says([Advice((0.0, 1.0))], [Advice((0.0, 1.0))]), path)
+    answers(recorder, ask("before"))
+    workers = [context.Process(target=_append, args=(path, name, 20)) for name in "ab"]
+    workers.append(context.Process(target=answers, args=(recorder, ask("forked"))))
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    answers(recorder, ask("after"))
+    recorder.close()
+    assert len(RecordedAdvisor(path)) == 43
+
+
+def test_a_killed_process_loses_no_answer(tmp_path):
+    code = (
+        "import asyncio, os, signal, sys\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from test_recorded import Says, ask, Advice, RecordingAdvisor\n"
+        "r = RecordingAdvisor(Says([Advice((1.0, 2.0))]), sys.argv[1])\n"
+        "asyncio.run(r.advise([ask('k')]))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    here = str(Path(__file__).parent)
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), here], timeout=60)
+    assert result.returncode == -9
+    assert answers(RecordedAdvisor(tmp_path / "a"), ask("k"))[0].logits == (1.0, 2.0)
+
+
+def test_recorder_pickles_and_passes_state_and_prefix_through(tmp_path):
+    class Stateful(Says):
+        cache_prefix = "v1:"
+
+        def state_dict(self):
+            return {"turn": 3}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    recorder = RecordingAdvisor(Stateful(), tmp_path / "a")
+    assert isinstance(recorder, Advisor) and recorder.cache_prefix == "v1:"
+    assert recorder.state_dict() == {"turn": 3}
+    recorder.load_state_dict({"turn": 4})
+    assert recorder.advisor.loaded == {"turn": 4}
+    plain = RecordingAdvisor(Says([Advice((0.0, 1.0))]), tmp_path / "b")
+    assert plain.state_dict() == {} and plain.load_state_dict({}) is None
+    copy = pickle.loads(pickle.dumps(plain))
+    answers(copy, ask("k"))
+    copy.close()
+    assert len(rows(tmp_path / "b")) == 1
+
+
+def test_a_file_that_cannot_be_written_stops_the_run(tmp_path):
+    recorder = RecordingAdvisor(Says([Advice((0.0, 1.0))]), tmp_path / "a")
+    recorder.close()
+    with pytest.raises(FatalAdviceError, match="cannot be written"):
+        answers(recorder, ask("k"))
+
+
+def test_a_recording_can_be_read_where_nothing_can_be_written(tmp_path):
+    folder = tmp_path / "readonly"
+    recorded(folder / "a", [Advice((0.0, 1.0))])
+    os.chmod(folder, 0o500)
+    try:
+        assert len(RecordedAdvisor(folder / "a")) == 1
+    finally:
+        os.chmod(folder, 0o700)
+
+
+# ---- secrets ----
+
+
+@dataclass
+class Settings:
+    api_key: str = KEY
+
+
+class Chatty(Says):
+    def __init__(self, *turns):
+        super().__init__(*turns)
+        self.settings = Settings(KEY)
+        self.headers = {"Authorization": "Bearer other-secret-value"}
+
+
+def test_keys_never_reach_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "environment-secret")
+    leaks = f"{KEY} other-secret-value environment-secret Bearer raised-one http://me:pw1234@host/"
+    turns = [
+        RuntimeError(f"401 {leaks}"),
+        [AdviceError(f"bad key {leaks}")],
+        [Advice((0.0, 1.0), raw=f"your key is {leaks}")],
+    ]
+    path = tmp_path / "a"
+    advisor = Chatty(*turns)
+    advisor.model = f"model-{KEY}"
+    recorder = RecordingAdvisor(advisor, path)
+    for _ in turns[:1]:
+        with pytest.raises(RuntimeError):
+            answers(recorder, ask("k"))
+    answers(recorder, ask("k", description=f"a wall with {KEY} on it"))
+    answers(recorder, ask("k"))
+    held = path.read_bytes() + Path(f"{path}-wal").read_bytes()
+    recorder.close()
+    held += path.read_bytes()
+    for secret in (KEY, "other-secret-value", "environment-secret", "raised-one", "pw1234"):
+        assert secret.encode() not in held, secret
+    assert rows(path, "error_message")[0][0].startswith("401 [redacted]")
+
+
+def test_wrapped_secrets_are_found_and_words_are_not():
+    class Outer:
+        def __init__(self):
+            self.advisor = Says()
+            self.advisor.client = {"key": Secret("shhh-quiet"), "token": "none", "max_tokens": 5}
+            self.advisor.myself = self
+
+    found = secrets_of(Outer())
+    assert "shhh-quiet" in found and "none" not in found
+    assert redact("no token: open the door", found) == "no token: open the door"
+
+
+# ---- files that are no recordings ----
+
+
+def test_bad_files_fail_at_construction(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.sqlite"):
+        RecordedAdvisor(tmp_path / "nowhere.sqlite")
+    recorded(tmp_path / "a", [Advice((0.0, 1.0))])
+    with pytest.raises(ValueError, match="missing='ask'"):
+        RecordedAdvisor(tmp_path / "a", missing="ask")
+    with pytest.raises(FileExistsError, match="holds 1 answers"):
+        RecordingAdvisor(Says(), tmp_path / "a", append=False)
+    with pytest.raises(ValueError, match="folder"):
+        RecordingAdvisor(Says(), tmp_path)
+    with pytest.raises(TypeError, match="advise"):
+        RecordingAdvisor("nobody", tmp_path / "b")
+    (tmp_path / "text").write_text("not a recording at all" * 10)
+    for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
+        with pytest.raises(ValueError, match="text"):
+            build(tmp_path / "text")
+    with sqlite3.connect(tmp_path / "other") as database:
+        database.execute("CREATE TABLE recording (format TEXT)")
+        database.execute("INSERT INTO recording VALUES ('of birds')")
+    for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
+        with pytest.raises(ValueError, match="of birds"):
+            build(tmp_path / "other")
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="no recorded answer"):
+        RecordedAdvisor(tmp_path / "empty")
+
+
+def test_model_name_looks_through_wrappers(tmp_path):
+    class Wrapper:
+        def __init__(self, advisor):
+            self.advisor = advisor
+
+    loop = Wrapper(None)
+    loop.advisor = loop
+    assert model_name(Wrapper(Wrapper(Says()))) == "test-model"
+    assert model_name(loop) == "Wrapper"
+
+
+# ---- recorded views ----
+
+
+def view_request(view, direction) -> AdviceRequest:
+    return ask("same", facts={"view": np.asarray(view), "direction": direction})
+
+
+def test_views_are_told_apart_by_direction(tmp_path):
+    views = [np.full((3, 3, 3), i).tolist() for i in range(2)]
+    lines = [
+        {"image": views[0], "direction": 0, "logits": [0, 1], "confidence": 0.5, "visits": 3},
+        {"image": views[0], "direction": 3, "logits": [1, 0], "confidence": 0.75},
+    ]
+    path = tmp_path / "views.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    advisor = RecordedAdvisor(path)
+    east, north, other, ungiven = answers(
+        advisor,
+        view_request(views[0], 0),
+        view_request(np.uint8(views[0]), np.int64(3)),
+        view_request(views[1], 0),
+        ask("k"),
+    )
+    assert (east.logits, east.confidence) == ((0.0, 1.0), 0.5)
+    assert (north.logits, north.confidence) == ((1.0, 0.0), 0.75)
+    assert isinstance(other, NotRecordedError)
+    assert isinstance(ungiven, NotRecordedError) and "'view' and 'direction'" in str(ungiven)
+    with pytest.raises(FatalAdviceError, match="no answer to 'same'"):
+        answers(RecordedAdvisor(path, missing="error"), view_request(views[1], 0))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"image": [[[0]]], "direction": 0, "logits": [0, 1]}',
+        '{"image": [[[0]]], "direction": 0, "logits": [NaN, 1], "confidence": 1}',
+        '{"image": [[[0]]], "direction": 0, "logits": [0, 1], "confidence": 2}',
+        '{"image": [[[300]]], "direction": 0, "logits": [0, 1], "confidence": 1}',
+        "[1, 2]",
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line):
+    good = '{"image": [[[0]]], "direction": 0, "logits": [0, 1], "confidence": 1}'
+    (tmp_path / "v.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match="line 2"):
+        RecordedAdvisor(tmp_path / "v.jsonl")
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not on this machine")
+def test_the_shared_recording_answers_the_describers_requests():
+    pytest.importorskip("minigrid")
+    from lore_torchrl.envs.minigrid import make_env
+    from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+
+    advisor = RecordedAdvisor(SHARED, missing="mask")
+    assert len(advisor) == 215
+    for memory in (False, True):
+        describer = MiniGridDescriber(memory=memory)
+        td = make_env("MiniGrid-DoorKey-5x5-v0", num_envs=8, seed=1).reset()
+        requests = []
+        for row in range(8):
+            seen = {
+                "image": td["image"][row].numpy(),
+                "direction": td["direction"][row].numpy(),
+                "mission": "use the key to open the door and then get to the goal",
+            }
+            describer.observe(row, seen, None, reset=True)
+            requests.append(describer.request(row, seen))
+        assert all(isinstance(answer, Advice) for answer in answers(advisor, *requests))
