@@ -2,74 +2,299 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.service.locks import SharedLock
+from lore_torchrl.service.store import AdviceStore, StoreError
+
+# Above any real count, and far from the end of SQLite's 64-bit integers.
+_MOST_TOKENS = 2**53
 
 
 class BudgetExceededError(RuntimeError):
     """More was spent than the budget holds; nothing has been taken from it."""
 
 
+class Spent(NamedTuple):
+    """What a ledger holds.
+
+    Args:
+        calls: Calls made.
+        tokens: Tokens that answers have reported.
+        cost: Money that answers have cost, in the currency of the configured prices.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+
 class CallBudget:
-    """A total number of calls that may be spent and never comes back.
+    """A total of calls, tokens and money that may be spent and never comes back.
+
+    Calls are spent before they are made, so that a process that dies in one has paid for
+    it. Tokens and money are known only after an answer: when they are used up no further
+    call begins, and what is in flight then may still add to them.
+
+    With a ``store`` the ledger is a row in its file, and all that is spent is on disk
+    when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
+    from the same row, so that together they stay within the total.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
+        max_tokens: Tokens, at least 1, at which the budget is used up; ``None`` for no
+            limit. Default: ``None``.
+        max_cost: Money above 0, in the currency of the configured prices, at which the
+            budget is used up; ``None`` for no limit. Default: ``None``.
+        store: Where the ledger is kept; ``None`` for memory only. Default: ``None``.
+        ledger: Name of the ledger in the store. Default: ``"default"``.
 
     Raises:
-        ValueError: If ``total`` is not a whole number of at least 0.
+        ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
+            number in its range.
 
     Examples:
-        >>> budget = CallBudget(3)
+        >>> budget = CallBudget(3, max_tokens=1000)
         >>> budget.spend(2)
         >>> budget.remaining
         1
+        >>> budget.settle(Usage(prompt_tokens=900, completion_tokens=150))
+        >>> budget.remaining
+        0
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        store: AdviceStore | None = None,
+        ledger: str = "default",
+    ) -> None:
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(
                 f"CallBudget needs a whole number of calls of at least 0, got total={total!r}. "
                 "Use 0 for a run without calls."
             )
+        if max_tokens is not None and (
+            isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1
+        ):
+            raise ValueError(
+                f"max_tokens must be a whole number of at least 1, got {max_tokens!r}. "
+                "Use None for no limit, and total=0 for a run without calls."
+            )
+        if max_cost is not None and not (
+            isinstance(max_cost, (int, float)) and math.isfinite(max_cost) and max_cost > 0
+        ):
+            raise ValueError(
+                f"max_cost must be a finite number above 0, got {max_cost!r}. "
+                "Use None for no limit, and total=0 for a run without calls."
+            )
         self.total = total
-        self.spent = 0
+        self.max_tokens = max_tokens
+        self.max_cost = max_cost
+        self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
 
     def __repr__(self) -> str:
         return f"CallBudget(total={self.total}, spent={self.spent})"
 
     @property
+    def spent(self) -> int:
+        """Calls made so far."""
+        return self._ledger.read().calls
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that answers have reported so far."""
+        return self._ledger.read().tokens
+
+    @property
+    def cost(self) -> float:
+        """Money that answers have cost so far."""
+        return self._ledger.read().cost
+
+    @property
     def remaining(self) -> int:
-        """Calls that are left, never below 0."""
+        """Calls that are left, never below 0; 0 when tokens or money are used up."""
+        return self._left(self._ledger.read())
+
+    def _left(self, spent: Spent) -> int:
+        if self.max_tokens is not None and spent.tokens >= self.max_tokens:
+            return 0
+        if self.max_cost is not None and spent.cost >= self.max_cost:
+            return 0
         # A run may be resumed with a smaller total than it had already spent.
-        return max(0, self.total - self.spent)
+        return max(0, self.total - spent.calls)
 
     def spend(self, n: int = 1) -> None:
-        """Take ``n`` calls from the budget.
+        """Take ``n`` calls from the budget, before they are made.
 
         Args:
             n: Calls to take, at least 0. Default: ``1``.
 
         Raises:
             BudgetExceededError: If fewer than ``n`` calls are left; none is taken.
+            StoreError: If the store cannot be written; none is taken.
             ValueError: If ``n`` is negative.
         """
-        if n < 0:
-            raise ValueError(f"A budget is never refunded: spend() got n={n}.")
-        if n > self.remaining:
-            raise BudgetExceededError(
-                f"{n} calls asked for, {self.remaining} of {self.total} left. "
-                "Check `remaining` before spending."
-            )
-        self.spent += n
+        _check_n(n)
+        with self._ledger.change() as ledger:
+            left = self._left(ledger.read())
+            if n > left:
+                raise BudgetExceededError(
+                    f"{n} calls asked for, {left} of {self.total} left. "
+                    "Check `remaining` before spending, or use `spend_up_to`."
+                )
+            ledger.add(Spent(calls=n))
+
+    def spend_up_to(self, n: int) -> int:
+        """Take ``n`` calls, or as many as are left, in one step.
+
+        Unlike a look at :attr:`remaining` and a :meth:`spend` it leaves no moment in which
+        another process could take what was seen.
+
+        Args:
+            n: Calls wanted, at least 0.
+
+        Returns:
+            Calls taken.
+
+        Raises:
+            StoreError: If the store cannot be written; none is taken.
+            ValueError: If ``n`` is negative.
+        """
+        _check_n(n)
+        with self._ledger.change() as ledger:
+            taken = min(n, self._left(ledger.read()))
+            ledger.add(Spent(calls=taken))
+        return taken
+
+    def settle(self, usage: Usage) -> None:
+        """Add what an answer has cost; also for a failed one that was charged.
+
+        Args:
+            usage: Tokens and money. Servers report strange numbers: a negative or
+                non-finite one counts as 0, since a budget is never refunded.
+
+        Raises:
+            StoreError: If the store cannot be written.
+        """
+        tokens = sum(
+            int(min(n, _MOST_TOKENS)) if n > 0 else 0
+            for n in (usage.prompt_tokens, usage.completion_tokens)
+        )
+        cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
+        if tokens or cost:
+            with self._ledger.change() as ledger:
+                ledger.add(Spent(tokens=tokens, cost=cost))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was spent. The total is configuration and is not part of it."""
-        return {"spent": self.spent}
+        """Return what was spent. The limits are configuration and are not part of it."""
+        spent = self._ledger.read()
+        return {"spent": spent.calls, "tokens": spent.tokens, "cost": spent.cost}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what was spent.
 
+        With a store the store is the truth: a checkpoint is older than it, and only
+        raises it where it holds less (a file that was lost, or another one).
+
         Args:
             state: What :meth:`state_dict` returned.
+
+        Raises:
+            StoreError: If the store cannot be written.
         """
-        self.spent = int(state["spent"])
+        saved = Spent(
+            int(state["spent"]), int(state.get("tokens", 0)), float(state.get("cost", 0.0))
+        )
+        self._ledger.restore(saved)
+
+
+def _check_n(n: int) -> None:
+    if n < 0:
+        raise ValueError(f"A budget is never refunded: asked to spend n={n}.")
+
+
+class _MemoryLedger:
+    """A ledger that ends with its process; also the open ledger of its own changes."""
+
+    def __init__(self) -> None:
+        self._spent = Spent()
+        self._lock = SharedLock()
+
+    def read(self) -> Spent:
+        return self._spent
+
+    @contextmanager
+    def change(self) -> Iterator[_MemoryLedger]:
+        with self._lock:
+            yield self
+
+    def add(self, more: Spent) -> None:
+        self._spent = Spent(*(a + b for a, b in zip(self._spent, more, strict=True)))
+
+    def restore(self, saved: Spent) -> None:
+        self._spent = saved
+
+
+class _StoreLedger:
+    """A ledger in a row of the store."""
+
+    def __init__(self, store: AdviceStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._last: Spent | None = None
+
+    def read(self) -> Spent:
+        try:
+            self._last = _spent(self._store.read(_READ, (self._name,)))
+        except StoreError:
+            # What was read last will do to look at: spending asks the file itself. A store
+            # that never worked is a mistake to be told at once.
+            if self._last is None:
+                raise
+        return self._last
+
+    @contextmanager
+    def change(self) -> Iterator[_OpenRow]:
+        with self._store.write() as connection:
+            yield _OpenRow(connection, self._name)
+
+    def restore(self, saved: Spent) -> None:
+        with self.change() as row:
+            row.add(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
+
+
+class _OpenRow:
+    """The row within one transaction: nobody else writes until that ends."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    def read(self) -> Spent:
+        return _spent(self._connection.execute(_READ, (self._name,)).fetchall())
+
+    def add(self, more: Spent) -> None:
+        self._connection.execute(_ADD, (self._name, *more))
+
+
+_READ = "SELECT calls, tokens, cost FROM ledger WHERE name = ?"
+_ADD = """
+    INSERT INTO ledger (name, calls, tokens, cost) VALUES (?, ?, ?, ?)
+    ON CONFLICT (name) DO UPDATE SET
+        calls = calls + excluded.calls,
+        tokens = tokens + excluded.tokens,
+        cost = cost + excluded.cost
+"""
+
+
+def _spent(rows: list[tuple[int, int, float]]) -> Spent:
+    return Spent(*rows[0]) if rows else Spent()

@@ -1,177 +1,59 @@
-"""Which rows are worth a call now: cooldown, macro boundaries, and the choice among rows."""
+"""Which rows are worth a call now: what speaks for it, what against, and the choice."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lore_torchrl.service.budget import CallBudget
-
-
-class Cooldown:
-    """A pause after each call, and another after each success, in environment steps.
-
-    Steps of all rows count together: with four environments, one vector step is four.
-
-    Args:
-        steps: Environment steps between two calls. Default: ``0`` (no pause).
-        steps_after_success: Environment steps without a call after a success.
-            Default: ``0``.
-
-    Raises:
-        ValueError: If either is negative.
-
-    Examples:
-        >>> cooldown = Cooldown(steps=8)
-        >>> cooldown.start()
-        >>> cooldown.advance(4)
-        >>> cooldown.left, cooldown.ready
-        (4, False)
-    """
-
-    def __init__(self, steps: int = 0, steps_after_success: int = 0) -> None:
-        if steps < 0 or steps_after_success < 0:
-            raise ValueError(
-                "Cooldown counts environment steps, which cannot be negative: got "
-                f"steps={steps}, steps_after_success={steps_after_success}. Use 0 for no pause."
-            )
-        self.steps = steps
-        self.steps_after_success = steps_after_success
-        self.left = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether a call may be made now."""
-        return self.left == 0
-
-    def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass."""
-        self.left = max(0, self.left - steps)
-
-    def start(self) -> None:
-        """Begin the pause after a call."""
-        self.left = max(self.left, self.steps)
-
-    def success(self) -> None:
-        """Begin the pause after a success; a longer pause under way goes on."""
-        self.left = max(self.left, self.steps_after_success)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the steps that are left of the pause."""
-        return {"left": self.left}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the pause.
-
-        Args:
-            state: What :meth:`state_dict` returned.
-        """
-        self.left = int(state["left"])
-
-
-class MacroBoundaries:
-    """Moments at which a row deserves fresh advice: a new episode, or a long dry spell.
-
-    A boundary stays due until the row is served. Otherwise one that falls into a
-    cooldown, or beside a row with a higher beta, would be lost for the episode.
-
-    Args:
-        after_reset: Whether a reset is a boundary. Default: ``True``.
-        no_reward_steps: Steps of one row without a reward above 0 that make a
-            boundary; ``None`` for never. Default: ``None``.
-
-    Raises:
-        ValueError: If ``no_reward_steps`` is below 1, or no boundary could ever occur.
-
-    Examples:
-        >>> boundaries = MacroBoundaries(after_reset=False, no_reward_steps=2)
-        >>> for _ in range(2):
-        ...     boundaries.update(resets=[False, False], rewards=[0.0, 1.0])
-        >>> boundaries.due(0), boundaries.due(1)
-        (True, False)
-    """
-
-    def __init__(self, after_reset: bool = True, no_reward_steps: int | None = None) -> None:
-        if no_reward_steps is not None and no_reward_steps < 1:
-            raise ValueError(
-                f"no_reward_steps must be at least 1, got {no_reward_steps}. Use None for never."
-            )
-        if not after_reset and no_reward_steps is None:
-            raise ValueError(
-                "MacroBoundaries(after_reset=False, no_reward_steps=None) would never ask. "
-                "Switch one of them on."
-            )
-        self.after_reset = after_reset
-        self.no_reward_steps = no_reward_steps
-        self._fresh: list[bool] = []
-        self._dry: list[int] = []
-
-    def update(self, *, resets: Sequence[bool], rewards: Sequence[float] | None) -> None:
-        """Take note of one step of all rows.
-
-        Args:
-            resets: Whether each row has just been reset.
-            rewards: Reward of each row; ``None`` where no row made a step.
-        """
-        if len(self._fresh) != len(resets):
-            # Another number of environments: what was known of the rows says nothing now.
-            self._fresh = [False] * len(resets)
-            self._dry = [0] * len(resets)
-        for row, reset in enumerate(resets):
-            if reset:
-                self._fresh[row] = self.after_reset
-                self._dry[row] = 0
-            elif rewards is not None:
-                self._dry[row] = 0 if rewards[row] > 0 else self._dry[row] + 1
-
-    def due(self, row: int) -> bool:
-        """Whether ``row`` waits for advice."""
-        dry = self.no_reward_steps is not None and self._dry[row] >= self.no_reward_steps
-        return self._fresh[row] or dry
-
-    def serve(self, row: int) -> None:
-        """Take note that ``row`` was asked about, or has advice already."""
-        self._fresh[row] = False
-        self._dry[row] = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is due in each row."""
-        return {"fresh": list(self._fresh), "dry": list(self._dry)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what is due in each row.
-
-        Args:
-            state: What :meth:`state_dict` returned.
-        """
-        self._fresh = [bool(value) for value in state["fresh"]]
-        self._dry = [int(value) for value in state["dry"]]
+from lore_torchrl.service.locks import SharedLock
+from lore_torchrl.service.pauses import Backoff, Cooldown, FailureBackoff, RateLimit
+from lore_torchrl.service.triggers import MacroBoundaries, Novelty, Plateau, TDErrorSpike
 
 
 class CallPolicy:
     """Chooses, at each vector step, the rows whose uncached situation is worth a call.
 
-    A row is asked about when the cooldown is over, calls are left, its beta is at least
-    ``min_beta`` and, unless ``always``, a macro boundary is due; of such rows the
-    ``calls_per_step`` with the highest beta are taken. Equal betas take turns.
+    A row is eligible if ``always``, or if any trigger that is switched on is due for it:
+    macro boundaries, novelty, plateau, TD-error spike. It is asked about if nothing
+    speaks against it: calls are left, cooldown and back-offs are over, the rate is not
+    used up, and its beta is at least ``min_beta``. Of such rows the ``calls_per_step``
+    with the highest beta are taken. Equal betas take turns.
+
+    The asking thread may report results while another chooses.
 
     Args:
         budget: The ledger that limits the calls; the service spends from it.
         cooldown: Pause after calls and successes. Default: none.
-        boundaries: Macro boundaries, used where ``always`` is false. Default:
-            ``MacroBoundaries()``.
+        boundaries: Macro boundaries, used where ``always`` is false; ``False`` switches
+            them off. Default: ``MacroBoundaries()``.
         always: Whether every uncached situation is a candidate. Default: ``True``.
         min_beta: Least weight, from 0 to 1, at which advice is worth a call.
             Default: ``0.0``.
         calls_per_step: Most calls at one vector step, at least 1. Default: ``1``.
+        novelty: Trigger on situations that were seen seldom. Default: off.
+        plateau: Trigger on episode returns that stand still. Default: off.
+        td_spike: Trigger on unusual TD errors. Default: off.
+        rate: Most calls in a window of environment steps. Default: no limit.
+        backoff: Lengthens the cooldown while advice brings no uplift. Default: off.
+        failures: Pause after failed calls. Default: none.
 
     Raises:
-        ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1.
+        ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
+            triggers would do nothing beside ``always``, or none is on without it; if
+            ``backoff`` has no cooldown to lengthen.
 
     Examples:
         >>> policy = CallPolicy(CallBudget(10), min_beta=0.2)
         >>> policy.choose([0, 1, 2], betas=[0.1, 0.9, 0.3])
+        [1]
+        >>> seldom = CallPolicy(
+        ...     CallBudget(10), always=False, boundaries=False, novelty=Novelty(0.9)
+        ... )
+        >>> seldom.choose([0, 1], betas=[1.0, 1.0], situations=["door", "door"])
+        [0]
+        >>> seldom.choose([0, 1], betas=[1.0, 1.0], situations=["door", "key"])
         [1]
     """
 
@@ -180,10 +62,16 @@ class CallPolicy:
         budget: CallBudget,
         *,
         cooldown: Cooldown | None = None,
-        boundaries: MacroBoundaries | None = None,
+        boundaries: MacroBoundaries | Literal[False] | None = None,
         always: bool = True,
         min_beta: float = 0.0,
         calls_per_step: int = 1,
+        novelty: Novelty | None = None,
+        plateau: Plateau | None = None,
+        td_spike: TDErrorSpike | None = None,
+        rate: RateLimit | None = None,
+        backoff: Backoff | None = None,
+        failures: FailureBackoff | None = None,
     ) -> None:
         if not 0.0 <= min_beta <= 1.0:
             raise ValueError(f"min_beta is a weight and must lie in [0, 1], got {min_beta}.")
@@ -192,13 +80,39 @@ class CallPolicy:
                 f"calls_per_step must be at least 1, got {calls_per_step}. "
                 "To make no calls, use CallBudget(0)."
             )
+        triggers = {"novelty": novelty, "plateau": plateau, "td_spike": td_spike}
+        given = [name for name, trigger in triggers.items() if trigger is not None]
+        if always and given:
+            raise ValueError(
+                f"always=True asks about every uncached situation, so {', '.join(given)} would "
+                "do nothing. Use always=False."
+            )
+        if not always and boundaries is False and not given:
+            raise ValueError(
+                "always=False, boundaries=False and no other trigger would never ask. Switch one "
+                "of them on, or use CallBudget(0)."
+            )
         self.budget = budget
         self.cooldown = Cooldown() if cooldown is None else cooldown
-        self.boundaries = MacroBoundaries() if boundaries is None else boundaries
+        if backoff is not None and self.cooldown.steps == 0:
+            raise ValueError(
+                "backoff lengthens the cooldown after a call, which has steps=0. Use "
+                "Cooldown(steps=1) or more."
+            )
+        if boundaries is None:
+            boundaries = MacroBoundaries()
+        self.boundaries = boundaries or None
         self.always = always
         self.min_beta = min_beta
         self.calls_per_step = calls_per_step
+        self.novelty = novelty
+        self.plateau = plateau
+        self.td_spike = td_spike
+        self.rate = rate
+        self.backoff = backoff
+        self.failures = failures
         self._turn = 0
+        self._lock = SharedLock()
 
     def choose(
         self,
@@ -210,6 +124,8 @@ class CallPolicy:
         successes: Sequence[bool] | None = None,
         cached: Sequence[int] = (),
         steps: int | None = None,
+        situations: Sequence[str | None] | None = None,
+        td_errors: Sequence[float | None] | None = None,
     ) -> list[int]:
         """Let one vector step pass and return the rows to ask about.
 
@@ -224,72 +140,183 @@ class CallPolicy:
             successes: Whether each row has just succeeded. Default: none did.
             cached: Rows that have advice from the cache, which serves their boundary.
             steps: Environment steps that passed. Default: the number of rewards.
+            situations: Key of the situation each row has just entered, cached or not;
+                ``None`` for a row that has not moved. Counted for ``novelty``, which
+                needs it. Default: none.
+            td_errors: TD error of each row, ``None`` where it is not known. Only
+                ``td_spike`` reads it. Default: known of no row.
 
         Returns:
             Rows to ask about, highest beta first.
 
         Raises:
-            ValueError: If the arguments speak of different numbers of rows.
+            StoreError: If the budget's store cannot be read.
+            ValueError: If the arguments speak of different numbers of rows, or
+                ``novelty`` is on without ``situations``.
         """
         rows = len(betas)
-        for name, values in (("resets", resets), ("rewards", rewards), ("successes", successes)):
+        per_row = {
+            "resets": resets,
+            "rewards": rewards,
+            "successes": successes,
+            "situations": situations,
+            "td_errors": td_errors,
+        }
+        for name, values in per_row.items():
             if values is not None and len(values) != rows:
                 raise ValueError(f"{name} has {len(values)} rows, betas has {rows}.")
-        if steps is None:
-            steps = 0 if rewards is None else rows
-        self.cooldown.advance(steps)
+        if self.novelty is not None and situations is None:
+            raise ValueError("novelty counts situations: pass situations, a key for each row.")
+        with self._lock:
+            self._pass(rows if rewards is not None else 0, steps, successes)
+            if not self.always:
+                self._trigger(
+                    [False] * rows if resets is None else resets,
+                    rewards,
+                    situations,
+                    [None] * rows if td_errors is None else td_errors,
+                )
+                if self.boundaries is not None:
+                    for row in cached:
+                        self.boundaries.serve(row)
+            return self._choose(candidates, betas)
+
+    def _pass(self, moved: int, steps: int | None, successes: Sequence[bool] | None) -> None:
+        """Let the clocks of all pauses go on."""
+        for pause in (self.cooldown, self.rate, self.failures):
+            if pause is not None:
+                pause.advance(moved if steps is None else steps)
         if successes is not None and any(successes):
             self.cooldown.success()
-        if not self.always:
-            self.boundaries.update(
-                resets=[False] * rows if resets is None else resets, rewards=rewards
-            )
-            for row in cached:
-                self.boundaries.serve(row)
 
+    def _trigger(
+        self,
+        resets: Sequence[bool],
+        rewards: Sequence[float] | None,
+        situations: Sequence[str | None] | None,
+        td_errors: Sequence[float | None],
+    ) -> None:
+        """Show the triggers what has happened."""
+        if self.boundaries is not None:
+            self.boundaries.update(resets=resets, rewards=rewards)
+        if self.novelty is not None:
+            self.novelty.update(situations)
+        if self.td_spike is not None:
+            self.td_spike.update(td_errors, resets=resets)
+
+    def _choose(self, candidates: Sequence[int], betas: Sequence[float]) -> list[int]:
+        paused = not self.cooldown.ready or not (self.failures is None or self.failures.ready)
+        if not candidates or paused:
+            return []
         most = min(self.calls_per_step, self.budget.remaining)
-        if not candidates or most == 0 or not self.cooldown.ready:
+        if self.rate is not None:
+            most = min(most, self.rate.left)
+        if most == 0:
             return []
         eligible = [
             row
             for row in candidates
-            if math.isfinite(betas[row])
-            and betas[row] >= self.min_beta
-            and (self.always or self.boundaries.due(row))
+            if math.isfinite(betas[row]) and betas[row] >= self.min_beta and self._due(row)
         ]
         # Without the turn, equal betas would starve every row but the first.
+        rows = len(betas)
         eligible.sort(key=lambda row: (-betas[row], (row - self._turn) % rows))
         chosen = [int(row) for row in eligible[:most]]
         if chosen:
             self._turn = (chosen[-1] + 1) % rows
-            self.cooldown.start()
-            if not self.always:
-                for row in chosen:
-                    self.boundaries.serve(row)
+            self.cooldown.start(1 if self.backoff is None else self.backoff.factor)
+            if self.rate is not None:
+                self.rate.take(len(chosen))
+            self._serve(chosen)
         return chosen
 
+    def _due(self, row: int) -> bool:
+        if self.always:
+            return True
+        triggers = (self.boundaries, self.novelty, self.plateau, self.td_spike)
+        return any(trigger is not None and trigger.due(row) for trigger in triggers)
+
+    def _serve(self, chosen: Sequence[int]) -> None:
+        if self.always:
+            return
+        for trigger in (self.boundaries, self.novelty, self.plateau):
+            if trigger is not None:
+                for row in chosen:
+                    trigger.serve(row)
+
+    def observe_result(self, row: int, ok: bool) -> None:
+        """Take note of the end of a call, whenever it comes.
+
+        Args:
+            row: The row that was asked about.
+            ok: Whether usable advice came back.
+        """
+        with self._lock:
+            if self.failures is not None:
+                self.failures.observe(ok=ok)
+
+    def observe_episode(self, row: int, ret: float, advised: bool) -> None:
+        """Take note of a finished episode.
+
+        Args:
+            row: The row in which it ended.
+            ret: Its return.
+            advised: Whether it had any advice, bought or cached.
+        """
+        with self._lock:
+            if self.plateau is not None:
+                self.plateau.observe(ret)
+            if self.backoff is not None:
+                self.backoff.observe(ret, advised=advised)
+
     def stats(self) -> dict[str, float]:
-        """Return ``calls`` spent, ``budget_left`` and ``cooldown_left`` (environment steps)."""
-        return {
-            "calls": float(self.budget.spent),
-            "budget_left": float(self.budget.remaining),
-            "cooldown_left": float(self.cooldown.left),
-        }
+        """Return ``calls`` spent, ``budget_left`` and ``cooldown_left`` (environment steps).
+
+        And of what is switched on: ``rate_left`` (calls), ``failure_pause_left``
+        (environment steps), ``backoff_factor``.
+        """
+        with self._lock:
+            stats = {
+                "calls": float(self.budget.spent),
+                "budget_left": float(self.budget.remaining),
+                "cooldown_left": float(self.cooldown.left),
+            }
+            if self.rate is not None:
+                stats["rate_left"] = float(self.rate.left)
+            if self.failures is not None:
+                stats["failure_pause_left"] = float(self.failures.left)
+            if self.backoff is not None:
+                stats["backoff_factor"] = float(self.backoff.factor)
+            return stats
+
+    def _parts(self) -> dict[str, Any]:
+        names = (
+            "cooldown",
+            "boundaries",
+            "novelty",
+            "plateau",
+            "td_spike",
+            "rate",
+            "backoff",
+            "failures",
+        )
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the parts. The budget, which others share, keeps its own."""
-        return {
-            "cooldown": self.cooldown.state_dict(),
-            "boundaries": self.boundaries.state_dict(),
-            "turn": self._turn,
-        }
+        with self._lock:
+            state = {name: part.state_dict() for name, part in self._parts().items()}
+            return {**state, "turn": self._turn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the progress of the parts.
 
         Args:
-            state: What :meth:`state_dict` returned.
+            state: What :meth:`state_dict` returned. A part that was not switched on
+                then begins anew.
         """
-        self.cooldown.load_state_dict(state["cooldown"])
-        self.boundaries.load_state_dict(state["boundaries"])
-        self._turn = int(state["turn"])
+        with self._lock:
+            for name, part in self._parts().items():
+                if name in state:
+                    part.load_state_dict(state[name])
+            self._turn = int(state["turn"])

@@ -1,0 +1,276 @@
+"""One SQLite file in which the processes of one machine share ledger and cache."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lore_torchrl.service.locks import SharedLock
+
+# Marks the file as ours, so that no other program's database is written into.
+_APPLICATION_ID = 0x4C6F5265
+
+# Script n leads from schema version n to n + 1; a released one is never edited.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE ledger (
+            name TEXT PRIMARY KEY,
+            calls INTEGER NOT NULL DEFAULT 0,
+            tokens INTEGER NOT NULL DEFAULT 0,
+            cost REAL NOT NULL DEFAULT 0.0
+        ) WITHOUT ROWID
+        """,
+        # AUTOINCREMENT never gives a number twice, and writers are serialised: what is
+        # new since a number was seen is exactly what has a higher one.
+        """
+        CREATE TABLE advice (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            prefix TEXT NOT NULL,
+            key TEXT NOT NULL,
+            answer TEXT NOT NULL,
+            coarse TEXT,
+            latent BLOB,
+            UNIQUE (prefix, key)
+        )
+        """,
+    ),
+)
+
+
+class StoreError(RuntimeError):
+    """The store cannot be read or written; what was to be written has not been."""
+
+
+class AdviceStore:
+    """A SQLite file for what must outlive the process: calls spent and answers bought.
+
+    The file is opened at its first use in each process, in WAL mode, so that readers
+    never wait for writers. Each change is one short transaction that has reached the
+    disk when it returns: a process that is killed at any moment leaves all of it or
+    nothing. Threads may share a store. A copy, a pickle and a forked child open the
+    file anew. Put it on a local disk: SQLite's locks do not hold on network ones.
+
+    Args:
+        path: The file; it and its folder are made where they are missing.
+        busy_timeout_s: Longest wait for other processes' writing, in seconds.
+            Default: ``10.0``.
+
+    Raises:
+        ValueError: If ``path`` is a folder or ``":memory:"``, or ``busy_timeout_s`` is
+            not a positive finite number.
+
+    Examples:
+        >>> import tempfile
+        >>> from lore_torchrl.service.budget import CallBudget
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> store = AdviceStore(f"{folder.name}/advice.sqlite")
+        >>> CallBudget(10, store=store).spend(3)
+        >>> CallBudget(10, store=store).remaining
+        7
+        >>> store.close()
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
+        if str(path) in ("", ":memory:"):
+            raise ValueError(
+                f"AdviceStore needs a file, got path={str(path)!r}. To keep nothing beyond the "
+                "process, pass store=None to budget and cache."
+            )
+        # A worker may have another working directory.
+        self.path = Path(path).expanduser().absolute()
+        if self.path.is_dir():
+            raise ValueError(f"AdviceStore needs a file, got the folder {self.path}. Name a file.")
+        if not (math.isfinite(busy_timeout_s) and busy_timeout_s > 0):
+            raise ValueError(
+                f"busy_timeout_s must be a positive number of seconds, got {busy_timeout_s}."
+            )
+        self.busy_timeout_s = busy_timeout_s
+        # A look-up in an environment's step must not queue behind a commit of the
+        # thread that asks, so reading has a connection of its own.
+        self._locks = {"read": SharedLock(), "write": SharedLock()}
+        self._connections: dict[str, sqlite3.Connection] = {}
+        _stores.add(self)
+
+    def __repr__(self) -> str:
+        return f"AdviceStore({str(self.path)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self.path, self.busy_timeout_s)
+
+    def __enter__(self) -> AdviceStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of one query.
+
+        Args:
+            sql: One ``SELECT``.
+            parameters: Values of its placeholders. Default: none.
+
+        Raises:
+            StoreError: If the file cannot be read.
+        """
+        with self._locks["read"], self._errors():
+            return self._connection("read").execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """Open one transaction that excludes every other writer, for a ``with`` block.
+
+        It is on disk when the block is left, and undone if the block raises. Keep the
+        block short, and neither wait nor ask anyone within it.
+
+        Yields:
+            The connection to read and write through.
+
+        Raises:
+            StoreError: If the file cannot be written, or others write for longer than
+                ``busy_timeout_s``.
+        """
+        with self._locks["write"], self._errors():
+            connection = self._connection("write")
+            try:
+                # At once for writing: a lock taken only at the first change could find
+                # that another process has changed what was read.
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the file in this process. A later use opens it again."""
+        with self._locks["write"], self._locks["read"]:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    # ---- the connection ----
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"{self.path} cannot be used: {error}. Check that it is a file of this package "
+                "on a local disk with room, and that no process holds it open for writing for "
+                f"more than {self.busy_timeout_s:g} s."
+            ) from error
+
+    def _connection(self, use: str) -> sqlite3.Connection:
+        if use not in self._connections:
+            self._connections[use] = self._open()
+        return self._connections[use]
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            self.path,
+            timeout=self.busy_timeout_s,
+            isolation_level=None,  # transactions are opened by hand, in `write`
+            check_same_thread=False,  # the locks see to that
+        )
+        try:
+            self._check_owner(connection)
+            self._enter_wal(connection)
+            # The default of WAL may lose the last commits with the machine's power, and
+            # a lost spend is a refund. One flush beside a call over a network is nothing.
+            connection.execute("PRAGMA synchronous = FULL")
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_owner(self, connection: sqlite3.Connection) -> None:
+        ours = _value(connection, "PRAGMA application_id") == _APPLICATION_ID
+        if not ours and _value(connection, "SELECT count(*) FROM sqlite_master"):
+            # Another process may have made the tables between the two queries.
+            if _value(connection, "PRAGMA application_id") == _APPLICATION_ID:
+                return
+            raise StoreError(f"{self.path} is another program's database. Name another file.")
+
+    def _enter_wal(self, connection: sqlite3.Connection) -> None:
+        # SQLite does not wait by itself where two processes switch a new file at once.
+        # A file system without shared memory stays with its journal, which is as safe.
+        give_up = time.monotonic() + self.busy_timeout_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if self._version(connection) == len(_MIGRATIONS):
+            return
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            # Asked again: another process may have been first.
+            for version in range(self._version(connection), len(_MIGRATIONS)):
+                for statement in _MIGRATIONS[version]:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _version(self, connection: sqlite3.Connection) -> int:
+        version = _value(connection, "PRAGMA user_version")
+        if version > len(_MIGRATIONS):
+            raise StoreError(
+                f"{self.path} has schema version {version}, this release knows up to "
+                f"{len(_MIGRATIONS)}. Upgrade lore-torchrl, or name another file."
+            )
+        return version
+
+
+def _value(connection: sqlite3.Connection, sql: str) -> Any:
+    return connection.execute(sql).fetchone()[0]
+
+
+def _reopen(cls: type[AdviceStore], path: Path, busy_timeout_s: float) -> AdviceStore:
+    return cls(path, busy_timeout_s=busy_timeout_s)
+
+
+_stores: weakref.WeakSet[AdviceStore] = weakref.WeakSet()
+_forking = threading.local()  # what the thread that forks holds meanwhile
+
+
+def _before_fork() -> None:
+    # SQLite's record of its locks would be wrong in a child that has the file open:
+    # another process might then delete a log that the child goes on writing to. So no
+    # connection is open at a fork, and no thread opens one until it is over.
+    _forking.held = held = ExitStack()
+    for store in list(_stores):
+        held.enter_context(store._locks["write"])
+        held.enter_context(store._locks["read"])
+        store.close()
+
+
+def _after_fork_in_parent() -> None:
+    _forking.held.close()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    # In the child there is nothing to release: its locks renew themselves.
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

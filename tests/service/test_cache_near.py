@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.service import AdviceCache, AdviceStore, StoreError
+
+
+def advice(*logits) -> Advice:
+    return Advice(logits=logits or (1 / 3, -2.0), confidence=0.1 + 0.2)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with AdviceStore(tmp_path / "advice.sqlite") as store:
+        yield store
+
+
+@pytest.fixture(params=["memory", "store"])
+def make(request, tmp_path):
+    def make(**config):
+        if request.param == "store":
+            config["store"] = AdviceStore(tmp_path / "advice.sqlite")
+        return AdviceCache(**config)
+
+    return make
+
+
+def counters(cache):
+    return cache.hits, cache.near_hits, cache.misses, cache.expired
+
+
+def travelled(cache):
+    return json.loads(json.dumps(cache.state_dict()))
+
+
+# ---- neighbours ----
+
+
+def test_a_coarse_key_gives_the_latest_of_its_advice(make):
+    cache = make()
+    cache.put("a", advice(1.0), coarse="room")
+    cache.put("b", advice(2.0), coarse="room")
+    assert cache.get("x", "room") == advice(2.0)
+    assert cache.get("a", "room") == advice(1.0)
+    assert cache.get("x", "hall") is None
+    assert cache.get("x") is None
+    cache.put("a", advice(3.0), coarse="room")
+    assert cache.get("x", "room") == advice(3.0)
+    cache.put("a", advice(4.0), coarse="hall")
+    assert cache.get("x", "room") == advice(2.0)
+    assert counters(cache) == (1, 3, 2, 0)
+
+
+def test_the_nearest_latent_within_the_radius_serves(make):
+    cache = make(radius=1.0)
+    cache.put("a", advice(1.0), latent=[0.0, 0.0])
+    cache.put("b", advice(2.0), latent=np.array([0.0, 1.5]))
+    assert cache.get("x", latent=[0.0, 0.7]) == advice(1.0)
+    assert cache.get("x", latent=np.array([0.0, 0.8])) == advice(2.0)
+    assert cache.get("x", latent=[0.0, 2.5]) == advice(2.0)
+    assert cache.get("x", latent=[0.0, 2.51]) is None
+    assert cache.get("x", latent=[float("nan"), 0.0]) is None
+    assert cache.get("x", latent=[0.0]) is None  # of another world model
+    assert counters(cache) == (0, 3, 3, 0)
+
+
+def test_without_a_radius_latents_say_nothing(make):
+    cache = make()
+    cache.put("a", advice(), latent=[0.0])
+    assert cache.get("x", latent=[0.0]) is None
+
+
+def test_exact_goes_before_coarse_and_coarse_before_latent(make):
+    cache = make(radius=1.0)
+    cache.put("a", advice(1.0), latent=[0.0])
+    cache.put("b", advice(2.0), coarse="room")
+    cache.put("c", advice(3.0))
+    assert cache.get("c", "room", [0.0]) == advice(3.0)
+    assert cache.get("x", "room", [0.0]) == advice(2.0)
+    assert cache.get("x", "hall", [0.0]) == advice(1.0)
+
+
+def test_the_latest_under_a_coarse_key_is_not_the_last_used(make):
+    cache = make()
+    cache.put("a", advice(1.0), coarse="room")
+    cache.put("b", advice(2.0), coarse="room")
+    cache.get("a")
+    restored = make()
+    restored.load_state_dict(travelled(cache))
+    assert cache.get("x", "room") == restored.get("x", "room") == advice(2.0)
+
+
+def test_what_the_memory_drops_is_no_neighbour():
+    cache = AdviceCache(max_entries=1, radius=1.0)
+    cache.put("a", advice(1.0), coarse="room", latent=[0.0])
+    cache.put("b", advice(2.0))
+    assert cache.get("x", "room", [0.0]) is None
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), unique=True, max_size=8),
+    at=st.tuples(st.integers(-5, 5), st.integers(-5, 5)),
+    radius=st.floats(0.5, 6),
+)
+def test_nearest_agrees_with_a_search_by_hand(points, at, radius):
+    cache = AdviceCache(radius=radius)
+    for n, point in enumerate(points):
+        cache.put(str(n), advice(float(n)), latent=point)
+    distances = [float(np.hypot(*np.subtract(point, at))) for point in points]
+    found = cache.get("x", latent=at)
+    if not distances or min(distances) > radius:
+        assert found is None
+    else:
+        assert distances[int(found.logits[0])] == min(distances)
+
+
+# ---- time to live ----
+
+
+def test_expires_after_steps(make):
+    cache = make(ttl_steps=10)
+    cache.put("a", advice(1.0), coarse="room")
+    cache.advance(9)
+    cache.put("b", advice(2.0), coarse="hall")
+    assert cache.get("a") and cache.get("x", "room")
+    cache.advance(1)
+    assert "a" not in cache and cache.peek("x", "room") is None
+    assert cache.expired == 0  # a peek changes nothing
+    assert cache.get("a") is None and cache.get("x", "room") is None
+    assert cache.get("b") == advice(2.0)
+    assert counters(cache) == (2, 1, 2, 1)
+    cache.put("a", advice(3.0))
+    assert cache.get("a") == advice(3.0)
+
+
+def test_expires_after_hits_near_ones_included(make):
+    cache = make(ttl_hits=2)
+    cache.put("a", advice(), coarse="room")
+    assert cache.get("a") and cache.get("x", "room")
+    assert cache.get("y", "room") is None
+    assert counters(cache) == (1, 1, 1, 1)
+
+
+def test_an_expired_neighbour_makes_way_for_the_next(make):
+    cache = make(ttl_steps=10, radius=5.0)
+    cache.put("old", advice(1.0), coarse="hall", latent=[0.0])
+    cache.advance(5)
+    cache.put("new", advice(2.0), coarse="hall", latent=[2.0])
+    cache.put("old", advice(1.0), coarse="hall", latent=[0.0])
+    cache._entries["old"].born = 0
+    cache.advance(5)
+    assert cache.get("x", "hall") == advice(2.0)
+    assert cache.get("x", latent=[0.0]) == advice(2.0)
+    assert cache.expired == 1
+
+
+# ---- the store ----
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_contents_are_equal_across_a_restart(store, with_state):
+    cache = AdviceCache(store=store, radius=1.0)
+    for n in range(5):
+        cache.put(f"key {n}", advice(n / 7, 1e-300), coarse=f"room {n % 2}", latent=[n / 3, 0.1])
+    cache.get("key 1")
+    state = travelled(cache)
+    store.close()
+
+    again = AdviceCache(store=AdviceStore(store.path), radius=1.0)
+    if with_state:
+        again.load_state_dict(state)
+        assert again.state_dict() == cache.state_dict()
+    assert len(again) == 5
+    for n in range(5):
+        assert again.peek(f"key {n}") == cache.peek(f"key {n}")
+        at = [n / 3 + 0.01, 0.1]
+        assert again.peek("x", latent=at) == cache.peek("x", latent=at)
+    for room in ("room 0", "room 1"):
+        assert again.peek("x", room) == cache.peek("x", room) is not None
+
+
+def test_what_was_bought_after_the_checkpoint_is_not_lost(store):
+    cache = AdviceCache(store=store)
+    cache.put("a", advice(1.0))
+    cache.put("b", advice(2.0))
+    state = travelled(cache)
+    cache.put("c", advice(3.0))
+    cache.put("a", advice(4.0))
+
+    again = AdviceCache(store=store)
+    again.load_state_dict(state)
+    assert {key: again.peek(key).logits for key in "abc"} == {"a": (4,), "b": (2,), "c": (3,)}
+
+
+def test_a_lost_file_is_written_again_from_the_checkpoint(store, tmp_path):
+    cache = AdviceCache(store=store)
+    cache.put("a", advice(1.0), coarse="room", latent=[0.5])
+    elsewhere = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"))
+    elsewhere.load_state_dict(travelled(cache))
+    third = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"), radius=1.0)
+    assert third.peek("x", "room") == third.peek("x", latent=[0.0]) == advice(1.0)
+
+
+def test_entries_of_another_process_are_found_on_a_miss(store):
+    ours, theirs = AdviceCache(store=store), AdviceCache(store=AdviceStore(store.path))
+    assert ours.get("a") is None
+    theirs.put("a", advice(1.0), coarse="room")
+    assert ours.get("x", "room") == advice(1.0)
+    theirs.put("a", advice(2.0))
+    assert ours.get("a") == advice(1.0)  # a hit asks nobody
+    assert ours.get("y") is None
+    assert ours.get("a") == advice(2.0)
+
+
+def test_the_store_keeps_what_the_memory_drops(store):
+    cache = AdviceCache(2, store=store)
+    for n in range(5):
+        cache.put(str(n), advice(float(n)))
+    assert len(cache) == 2
+    assert [cache.get(str(n)) for n in range(5)] == [advice(float(n)) for n in range(5)]
+    again = AdviceCache(2, store=store)
+    assert [again.get(str(n)) for n in range(5)] == [advice(float(n)) for n in range(5)]
+
+
+def test_what_has_expired_does_not_come_back_from_the_store(store):
+    cache = AdviceCache(store=store, ttl_hits=1)
+    cache.put("a", advice(1.0))
+    assert cache.get("a")
+    assert [cache.get("a"), cache.get("a")] == [None, None]
+    again = AdviceCache(store=store, ttl_hits=1)
+    again.load_state_dict(travelled(cache))
+    assert again.get("a") is None
+    again.put("a", advice(2.0))
+    assert cache.get("a") == advice(2.0)
+    assert (cache.expired, again.expired) == (1, 1)
+
+
+def test_prefixes_are_apart(store):
+    cache = AdviceCache(store=store, prefix="prompt 1:", radius=1.0)
+    cache.put("a", advice(1.0), coarse="room", latent=[0.0])
+    other = AdviceCache(store=store, prefix="prompt 2:", radius=1.0)
+    other.load_state_dict(travelled(cache))
+    assert other.get("a", "room", [0.0]) is None
+    other.put("a", advice(2.0))
+    assert cache.peek("a") == advice(1.0)
+
+
+def test_an_answer_that_cannot_be_written_is_served_from_memory(tmp_path):
+    path = tmp_path / "advice.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    cache = AdviceCache(store=AdviceStore(path))
+    with pytest.raises(StoreError):
+        cache.put("a", advice(1.0))
+    assert cache.get("a") == advice(1.0)
+
+
+# ---- progress ----
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 3), st.integers(0, 1)),
+        st.tuples(st.just("get"), st.integers(0, 3), st.integers(0, 1)),
+        st.tuples(st.just("advance"), st.integers(1, 4), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+def apply(cache, operation, n):
+    kind, key, coarse = operation
+    if kind == "put":
+        return cache.put(str(key), advice(float(n)), coarse=str(coarse), latent=[key, coarse])
+    if kind == "get":
+        return cache.get(str(key), str(coarse), [key + 0.25, coarse])
+    return cache.advance(key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    run=operations,
+    cut=st.integers(0, 40),
+    ttl_steps=st.one_of(st.none(), st.integers(1, 8)),
+    ttl_hits=st.one_of(st.none(), st.integers(1, 3)),
+)
+def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps, ttl_hits):
+    def fresh():
+        return AdviceCache(4, ttl_steps=ttl_steps, ttl_hits=ttl_hits, radius=0.5)
+
+    cache = restored = fresh()
+    for n, operation in enumerate(run):
+        if n == cut:
+            restored = fresh()
+            restored.load_state_dict(travelled(cache))
+        expected = apply(cache, operation, n)
+        if restored is not cache:
+            assert apply(restored, operation, n) == expected
+    assert restored.state_dict() == cache.state_dict()
+
+
+def test_loads_the_state_of_the_first_release():
+    cache = AdviceCache(ttl_steps=5, radius=1.0)
+    cache.load_state_dict({"entries": [["a", [1.0, 2.0], 0.5]], "hits": 3, "misses": 1})
+    assert cache.get("a") == Advice(logits=(1.0, 2.0), confidence=0.5)
+    assert counters(cache) == (4, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"ttl_steps": 0}, "ttl_steps must be at least 1, got 0"),
+        ({"ttl_hits": -1}, "ttl_hits must be at least 1, got -1"),
+        ({"radius": 0.0}, "radius must be .* got 0.0"),
+        ({"radius": float("inf")}, "got inf"),
+    ],
+)
+def test_bad_input_is_named(config, message):
+    with pytest.raises(ValueError, match=message):
+        AdviceCache(**config)
+    with pytest.raises(ValueError, match=r"shape \(1, 2\)"):
+        AdviceCache().put("a", advice(), latent=[[0.0, 1.0]])

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lore_torchrl.service import Novelty, Plateau, TDErrorSpike
+
+
+def travelled(part):
+    return json.loads(json.dumps(part.state_dict()))
+
+
+# ---- novelty ----
+
+
+@pytest.mark.parametrize(
+    ("threshold", "visits"), [(0.0, 50), (0.1, 50), (0.5, 3), (0.6, 2), (0.99, 1)]
+)
+def test_a_situation_is_novel_for_its_first_visits(threshold, visits):
+    novelty = Novelty(threshold)
+    due = []
+    for _ in range(50):
+        novelty.update(["door"])
+        due.append(novelty.due(0))
+    assert due == [True] * visits + [False] * (50 - visits)
+
+
+def test_rows_share_the_count_and_a_row_that_stays_is_not_counted():
+    novelty = Novelty(0.6)
+    novelty.update(["door", "door", "door"])
+    assert [novelty.due(row) for row in range(3)] == [True, True, False]
+    novelty.update([None, None, "key"])
+    assert [novelty.due(row) for row in range(3)] == [True, True, True]
+    novelty.serve(0)
+    assert not novelty.due(0)
+    novelty.update(["door", "key", None])
+    assert [novelty.due(row) for row in range(3)] == [False, True, True]
+
+
+def test_novelty_forgets_what_was_seen_longest_ago():
+    novelty = Novelty(0.9, max_keys=2)
+    for key in ("a", "b", "a", "c"):
+        novelty.update([key])
+    novelty.update(["a"])
+    assert not novelty.due(0)
+    novelty.update(["b"])
+    assert novelty.due(0)
+
+
+# ---- plateau ----
+
+
+def feed(plateau, returns):
+    found = []
+    for ret in returns:
+        plateau.observe(ret)
+        found.append(plateau.due(0))
+    return found
+
+
+def test_a_plateau_is_a_window_that_is_hardly_better_than_the_last():
+    plateau = Plateau(window_episodes=2, min_improvement=0.5)
+    returns = [0, 0, 0.5, 0.5, 0.5, 1.4, 0, 9, 9, 9]
+    found = feed(plateau, returns)
+    #       first window  +0.5: none    +0.45: found         +3.55   +4.5
+    assert found == [False, False, False, False, False, True, True, False, False, False]
+
+
+def test_a_row_is_served_once_for_each_window_of_a_plateau():
+    plateau = Plateau(window_episodes=1, min_improvement=0.1)
+    assert feed(plateau, [1.0, 1.0]) == [False, True]
+    plateau.serve(0)
+    assert not plateau.due(0) and plateau.due(1)
+    assert feed(plateau, [1.0]) == [True]
+
+
+def test_a_return_that_is_not_finite_says_nothing():
+    plateau = Plateau(window_episodes=1)
+    assert feed(plateau, [1.0, math.nan, math.inf]) == [False] * 3
+    assert feed(plateau, [1.0]) == [True]
+
+
+# ---- TD-error spikes ----
+
+
+def spikes(values, **config):
+    spike = TDErrorSpike(high=3.0, low=1.0, warmup=4, **config)
+    on = []
+    for value in values:
+        spike.update([value], resets=[False])
+        on.append(spike.due(0))
+    return on
+
+
+CALM = [0.9, 1.1, -0.9, -1.1]  # mean 1, standard deviation 0.1
+
+
+def test_a_spike_needs_more_than_its_warmup():
+    assert spikes([*CALM[:3], 99.0]) == [False] * 4
+    assert spikes([*CALM, 1.31])[-1]
+    assert spikes([*CALM, -1.31])[-1]
+    assert not spikes([*CALM, 1.29])[-1]
+
+
+def test_a_spike_ends_at_the_lower_threshold_only():
+    # After so many values the averages hardly move.
+    values = [*CALM * 250, 1.32, 1.25, 1.15, 1.05, 1.25, 1.32]
+    assert spikes(values, decay=0.9999)[-6:] == [True, True, True, False, False, True]
+
+
+def test_the_unknown_leaves_a_row_as_it_is_and_a_reset_ends_it():
+    spike = TDErrorSpike(warmup=4)
+    for value in CALM:
+        spike.update([value, None], resets=[False, False])
+    spike.update([9.0, 9.0], resets=[False, False])
+    state = travelled(spike)
+    for unknown in (None, math.nan, math.inf):
+        spike.update([unknown, unknown], resets=[False, False])
+    assert travelled(spike) == state
+    spike.update([None, None], resets=[False, True])
+    assert (spike.due(0), spike.due(1)) == (True, False)
+
+
+def test_the_usual_follows_the_signal():
+    on = spikes([*CALM * 10, *[5.0, 5.2] * 200], decay=0.9)
+    assert on[40] and not any(on[-100:])
+
+
+def test_a_constant_signal_does_not_spike_at_its_first_move_and_no_number_breaks_it():
+    assert not any(spikes([2.0] * 50 + [2.05]))
+    on = spikes([*CALM, 1e308, -1e308, *CALM * 200], decay=0.9)
+    assert on[4] and not on[-1]
+
+
+# ---- all of them ----
+
+values = st.one_of(st.none(), st.floats(-10, 10))
+rows_of_values = st.lists(st.lists(values, min_size=2, max_size=2), max_size=40)
+
+
+def play(part, seen):
+    """Show one step's values to a trigger and return what is due."""
+    if isinstance(part, Novelty):
+        part.update([None if value is None else str(round(value)) for value in seen])
+    elif isinstance(part, Plateau):
+        for value in seen:
+            part.observe(math.nan if value is None else value)
+    else:
+        part.update(seen, resets=[False, seen[0] is None])
+    due = [part.due(row) for row in range(2)]
+    if due[0] and hasattr(part, "serve"):
+        part.serve(0)
+    return due
+
+
+@pytest.mark.parametrize(
+    "fresh",
+    [
+        lambda: Novelty(0.6, max_keys=4),
+        lambda: Plateau(window_episodes=3, min_improvement=0.5),
+        lambda: TDErrorSpike(high=1.0, low=0.5, decay=0.8, warmup=3),
+    ],
+)
+@settings(max_examples=40, deadline=None)
+@given(run=rows_of_values, cut=st.integers(1, 40))
+def test_a_resumed_trigger_goes_on_the_same(fresh, run, cut):
+    part = fresh()
+    resumed = None
+    for n, seen in enumerate(run):
+        if n == cut:
+            resumed = fresh()
+            resumed.load_state_dict(travelled(part))
+        expected = play(part, seen)
+        if resumed is not None:
+            assert play(resumed, seen) == expected
+            assert travelled(resumed) == travelled(part)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Novelty(1.0), r"\[0, 1\), got 1.0"),
+        (lambda: Novelty(0.5, max_keys=0), "got 0"),
+        (lambda: Plateau(window_episodes=0), "got 0"),
+        (lambda: Plateau(min_improvement=-0.1), "got -0.1"),
+        (lambda: TDErrorSpike(high=1.0, low=1.0), "low=1.0, high=1.0"),
+        (lambda: TDErrorSpike(decay=1.0), "got 1.0"),
+        (lambda: TDErrorSpike(warmup=1), "got 1"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
