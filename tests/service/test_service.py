@@ -7,10 +7,18 @@ import threading
 import time
 
 import pytest
+from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.base import Advice, AdviceError, AdviceRequest
-from lore_torchrl.service import AdviceService, CallBudget, CallPolicy, Cooldown
-from lore_torchrl.service import service as service_module
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    DeadlineError,
+    FatalAdviceError,
+    StatusError,
+    Usage,
+)
+from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy, Cooldown, desk
+from lore_torchrl.service.pauses import FailureBackoff
 
 ACTIONS = ("left", "right")
 
@@ -66,15 +74,16 @@ def test_answers_in_order_and_remembers():
     assert [answer.logits for answer in answers] == [(0.0, 2.0), (0.0, 1.0)]
     assert service.lookup("aa") == answers[0]
     assert service.budget.spent == 2
-    assert service.stats() == {
+    stats = service.stats()
+    assert stats.pop("latency_p50_s") > 0 and stats.pop("latency_p95_s") > 0
+    assert all(type(value) is float for value in stats.values())
+    assert {name: value for name, value in stats.items() if value} == {
         "calls": 2.0,
         "answered": 2.0,
-        "failed": 0.0,
+        "in_time": 2.0,
         "cache_hits": 1.0,
-        "cache_misses": 0.0,
         "hit_rate": 1.0,
         "budget_left": 8.0,
-        "cooldown_left": 0.0,
     }
 
 
@@ -110,19 +119,21 @@ def test_the_budget_is_spent_before_the_call():
     ("answer", "kind"),
     [
         (raising(RuntimeError("no line")), "RuntimeError"),
-        (raising(AdviceError("not a number")), "AdviceError"),
+        (raising(AdviceError("not a number")), "advice"),
         (raising(asyncio.CancelledError()), "CancelledError"),
         (lambda requests: [], "wrong_answer_count"),
         (lambda requests: None, "wrong_answer_count"),
         (lambda requests: [Advice(logits=(1.0,))] * len(requests), "wrong_logit_count"),
         (lambda requests: [(0.0, 1.0)] * len(requests), "wrong_type"),
         (lambda requests: [None] * len(requests), "unanswered"),
-        (lambda requests: [Advice(logits=(float("nan"), 0.0))], "AdviceError"),
+        (lambda requests: [Advice(logits=(float("nan"), 0.0))], "not_finite"),
+        (lambda requests: [DeadlineError("too slow")], "timeout"),
+        (lambda requests: [StatusError(503, "busy")], "status_503"),
     ],
 )
 def test_a_failure_is_counted_and_the_run_goes_on(monkeypatch, answer, kind):
     warnings = []
-    monkeypatch.setattr(service_module.torchrl_logger, "warning", warnings.append)
+    monkeypatch.setattr(torchrl_logger, "warning", warnings.append)
     with make_service(Answering(answer)) as service:
         for _ in range(3):
             assert service.ask([request("a")]) == [None]
@@ -146,11 +157,11 @@ def test_a_late_answer_is_given_up_at_the_deadline():
         start = time.perf_counter()
         assert service.ask([request("a"), request("b")]) == [None, None]
         assert time.perf_counter() - start < 2.0
-    assert service.errors == {"timeout": 1}
+    assert service.errors == {"timeout": 2}
 
 
 def test_an_adviser_that_blocks_its_loop_is_left_behind(monkeypatch):
-    monkeypatch.setattr(service_module, "_GRACE_S", 0.05)
+    monkeypatch.setattr(desk, "_GRACE_S", 0.05)
     release = threading.Event()
     stuck = [True]
 
@@ -223,7 +234,8 @@ def test_state_survives_json():
 
     restored = make_service(KnownAdvisor(), total=4)
     restored.load_state_dict(json.loads(json.dumps(service.state_dict())))
-    assert restored.stats() == service.stats()
+    timed = {"latency_p50_s": 0.0, "latency_p95_s": 0.0}
+    assert restored.stats() == service.stats() | timed
     assert restored.errors == {"timeout": 2}
     assert restored.lookup("bb").logits == (0.0, 2.0)
     assert restored.advisor.asked == [["a", "bb"]]
@@ -237,3 +249,99 @@ def test_bad_input_is_named():
     other = CallPolicy(CallBudget(3), cooldown=Cooldown(1))
     with pytest.raises(ValueError, match="same CallBudget"):
         make_service(KnownAdvisor(), policy=other)
+    with pytest.raises(ValueError, match=r"mode must be .* got 'eager'"):
+        make_service(KnownAdvisor(), mode="eager")
+    with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
+        make_service(KnownAdvisor(), max_in_flight=0)
+    with pytest.raises(RuntimeError, match="mode='async'"):
+        make_service(KnownAdvisor()).submit([request("a")])
+
+
+def test_each_failed_answer_is_counted_by_its_kind_and_charged():
+    answers = [
+        Advice(logits=(0.0, 1.0), usage=Usage(10, 2, 0.5)),
+        StatusError(429, "slow down", usage=Usage(1, 0, 0.25)),
+        None,
+    ]
+    with make_service(Answering(lambda requests: answers)) as service:
+        assert service.ask([request(key) for key in "abc"]) == [answers[0], None, None]
+    assert service.errors == {"status_429": 1, "unanswered": 1}
+    assert service.stats()["tokens"] == service.budget.tokens == 13
+    assert service.stats()["cost"] == service.budget.cost == 0.75
+    assert service.stats()["lost"] == 2
+
+
+def test_a_failed_batch_is_charged_once():
+    error = AdviceError("cut off", usage=Usage(7))
+    with make_service(Answering(raising(error))) as service:
+        service.ask([request("a"), request("b")])
+    assert service.errors == {"advice": 2}
+    assert service.budget.tokens == 7
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raising(FatalAdviceError("not in the recording")),
+        lambda requests: [FatalAdviceError("not in the recording")],
+    ],
+)
+def test_a_fatal_error_reaches_the_caller(answer):
+    with make_service(Answering(answer)) as service:
+        with pytest.raises(FatalAdviceError, match="not in the recording"):
+            service.ask([request("a")])
+        assert not service.errors
+        assert service.stats()["lost"] == 1
+
+
+def test_another_prompt_does_not_share_answers():
+    advisor = KnownAdvisor()
+    with make_service(advisor) as service:
+        advisor.cache_prefix = "prompt 1"
+        service.ask([request("a")])
+        assert service.lookup("a") is not None
+        advisor.cache_prefix = "prompt 2"
+        assert service.lookup("a") is None
+        service.ask([request("a")])
+    assert advisor.asked == [["a"], ["a"]]
+
+
+def test_results_reach_the_policy():
+    good = [Advice(logits=(0.0, 1.0))]
+    answers = [[None], good]
+    budget = CallBudget(10)
+    policy = CallPolicy(budget, failures=FailureBackoff(8))
+    advisor = Answering(lambda requests: answers.pop(0))
+    with AdviceService(advisor, budget=budget, policy=policy) as service:
+        service.ask([request("a")])
+        assert not policy.failures.ready
+        service.ask([request("a")])
+        assert policy.failures.ready
+
+
+def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatch):
+    from lore_torchrl.service.store import AdviceStore, StoreError
+
+    store = AdviceStore(tmp_path / "advice.sqlite")
+    budget = CallBudget(5, store=store)
+
+    class Right:
+        async def advise(self, requests):
+            return [Advice(logits=(0.0, 3.0)) for _ in requests]
+
+    with AdviceService(Right(), budget=budget, cache=AdviceCache(store=store)) as service:
+        request = AdviceRequest("a wall", ("forward", "right"), "wall")
+        assert service.ask([request])[0] is not None
+        assert service.stats()["budget_left"] == 4
+
+        def full(*args, **kwargs):
+            raise StoreError("disk full")
+
+        monkeypatch.setattr(store, "write", full)
+        other = AdviceRequest("a door", ("forward", "right"), "door")
+        assert service.ask([other]) == [None]
+        assert service.lookup("wall") is not None
+        monkeypatch.setattr(store, "read", full)
+        assert service.lookup("nothing") is None
+        assert service.errors["store"] >= 2
+        assert service.stats()["calls"] == 1

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.policy import CallPolicy, Cooldown, MacroBoundaries
+from lore_torchrl.service.flight import Near, Reply
+from lore_torchrl.service.pauses import Backoff, Cooldown, FailureBackoff, RateLimit
+from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.service import AdviceService
+from lore_torchrl.service.store import AdviceStore, StoreError
+from lore_torchrl.service.triggers import MacroBoundaries, Novelty, Plateau, TDErrorSpike
 
 __all__ = [
     "AdviceCache",
     "AdviceService",
+    "AdviceStore",
+    "Backoff",
     "BudgetExceededError",
     "CallBudget",
     "CallPolicy",
     "Cooldown",
+    "FailureBackoff",
     "MacroBoundaries",
+    "Near",
+    "Novelty",
+    "Plateau",
+    "RateLimit",
+    "Reply",
+    "StoreError",
+    "TDErrorSpike",
 ]

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import math
-import os
-import threading
-import weakref
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
-from typing import Any
-
-from torchrl import logger as torchrl_logger
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.service.answers import Verdict, judge
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
+from lore_torchrl.service.counters import CallCounters
+from lore_torchrl.service.desk import AdviceDesk
+from lore_torchrl.service.flight import Call, Flight, Near, Reply
 from lore_torchrl.service.policy import CallPolicy
+from lore_torchrl.service.store import StoreError
 
-# What an adviser gets beyond its deadline to react to its cancellation.
-_GRACE_S = 0.5
+# A situation without neighbours.
+_NOWHERE = Near()
 
 
 class AdviceService:
     """Owns cache, budget and call policy, and asks the adviser; a failure costs no run.
 
-    An answer that is late, malformed or an exception is counted in :attr:`errors`,
-    logged once for each kind, and comes back as ``None``. The adviser runs in an event
-    loop of its own in a daemon thread, so that the service works where a loop is
-    already running (Jupyter). The thread starts at the first question.
+    An answer that is late beyond its deadline, malformed or an exception is counted in
+    :attr:`errors` by its kind, logged once for each kind, and comes back as ``None``; only a
+    :class:`~lore_torchrl.advisors.errors.FatalAdviceError` reaches the caller. The adviser
+    runs in an event loop of its own in a daemon thread, from the first question on; its
+    ``aclose``, if it has one, ends it there.
+
+    ``mode="blocking"`` waits for each answer: deterministic if the adviser is.
+    ``mode="async"`` waits for none. A question gets an id and the step goes on; the answer
+    enters the cache when it comes, and :meth:`take_late` hands it out with its id. A
+    situation whose question is in flight is not asked about twice. What is in flight when
+    the service is closed, saved and restored, or killed is lost: counted, never refunded.
+
+    If the adviser has a ``cache_prefix`` (its model and prompt), it goes before every key.
 
     Args:
         advisor: Whom to ask.
@@ -37,11 +47,14 @@ class AdviceService:
         policy: When to ask, over the same ``budget``. Default: ``CallPolicy(budget)``.
         cache: Where answers are kept. Default: ``AdviceCache()``.
         timeout_s: Deadline of a whole batch in seconds. Default: ``30.0``.
+        mode: ``"blocking"`` or ``"async"``. Default: ``"blocking"``.
+        max_in_flight: Most questions in flight in async mode, at least 1; one beyond it is
+            not asked. Default: ``16``.
 
     Raises:
         TypeError: If ``advisor`` has no ``advise``.
-        ValueError: If ``policy`` holds another budget, or ``timeout_s`` is not a
-            positive finite number.
+        ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
+            finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
 
     Examples:
         >>> class Right:
@@ -55,6 +68,10 @@ class AdviceService:
         (0.0, 3.0)
         >>> service.budget.remaining
         9
+        >>> with AdviceService(Right(), budget=CallBudget(10), mode="async") as service:
+        ...     ids, left = service.submit([request]), service.drain(5.0)
+        ...     service.take_late()
+        [(1, Advice(logits=(0.0, 3.0), confidence=1.0))]
     """
 
     def __init__(
@@ -65,6 +82,8 @@ class AdviceService:
         policy: CallPolicy | None = None,
         cache: AdviceCache | None = None,
         timeout_s: float = 30.0,
+        mode: Literal["blocking", "async"] = "blocking",
+        max_in_flight: int = 16,
     ) -> None:
         if not callable(getattr(advisor, "advise", None)):
             raise TypeError(
@@ -79,17 +98,28 @@ class AdviceService:
             )
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
+        if mode not in ("blocking", "async"):
+            raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
+        if max_in_flight < 1:
+            raise ValueError(
+                f"max_in_flight must be at least 1, got {max_in_flight}. To make no calls, use "
+                "CallBudget(0)."
+            )
         self.advisor = advisor
         self.budget = budget
         self.policy = policy
         self.cache = AdviceCache() if cache is None else cache
         self.timeout_s = timeout_s
-        self.errors: Counter[str] = Counter()
-        self._calls = 0
-        self._answered = 0
-        self._failed = 0
-        self._logged: set[str] = set()
-        self._worker: _LoopThread | None = None
+        self.mode = mode
+        self.max_in_flight = max_in_flight
+        self.counters = CallCounters()
+        self._last_id = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._desk = AdviceDesk(
+            self.advisor, counters=self.counters, keep=self._keep, timeout_s=self.timeout_s
+        )
 
     def __enter__(self) -> AdviceService:
         return self
@@ -98,14 +128,86 @@ class AdviceService:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_worker": None}
+        # What is in flight stays the original's: two of them cannot receive one answer.
+        with self._desk.lock:
+            state = {**self.__dict__, "counters": copy.deepcopy(self.counters)}
+        del state["_desk"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Failures so far, by kind."""
+        return self.counters.errors
+
+    @property
+    def room(self) -> int:
+        """Questions that may be asked now without exceeding ``max_in_flight``."""
+        return max(0, self.max_in_flight - len(self._desk.flight))
+
+    # ---- what is known ----
 
     def lookup(self, key: str) -> Advice | None:
         """Return the cached advice for ``key`` or ``None``, and count the hit or miss."""
-        return self.cache.get(key)
+        return self.find(key).advice
+
+    def find(self, key: str, near: Near = _NOWHERE, *, count: bool = True) -> Reply:
+        """Return the cached advice for a situation, or the id of the question in flight about it.
+
+        Args:
+            key: Key of the situation.
+            near: By what a neighbour's advice may serve. Default: nothing.
+
+        Keyword Args:
+            count: Whether this counts as a hit or miss of the cache. Default: ``True``.
+        """
+        look = self.cache.get if count else self.cache.peek
+        # In this order: an answer that lands in between is in the cache by then.
+        advice_id = self._desk.flight.advice_id(key)
+        advice = None
+        with self._storing():
+            advice = look(self._prefixed(key), self._prefixed(near.coarse), near.latent)
+        return Reply(0 if advice is not None else advice_id, advice)
+
+    def _prefixed(self, key: str | None) -> str | None:
+        prefix = getattr(self.advisor, "cache_prefix", "")
+        if key is None or not prefix or prefix == self.cache.prefix:
+            return key
+        return f"{prefix}{key}"
+
+    # ---- asking ----
+
+    def consult(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[Reply]:
+        """Ask in this service's mode.
+
+        Args:
+            requests: The questions, of one batch and under one deadline.
+            near: For each request, by what its neighbours may find the answer. Default:
+                nothing.
+
+        Returns:
+            One reply for each request: with its answer in blocking mode; in async mode with
+            the id of the answer to come, and the answer if it has come already.
+
+        Raises:
+            FatalAdviceError: If the adviser says that no run should go on.
+        """
+        if self.mode == "blocking":
+            return self._ask(requests, near)
+        replies = []
+        for request, advice_id in zip(requests, self.submit(requests, near), strict=True):
+            advice = self.cache.peek(self._prefixed(request.cache_key))
+            with self._desk.lock:
+                if advice is not None and self._desk.flight.claim(advice_id):
+                    self.counters.made_it()
+            replies.append(Reply(advice_id, advice))
+        return replies
 
     def ask(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
-        """Ask the adviser and wait for its answers.
+        """Ask the adviser and wait for its answers, whatever the mode.
 
         Requests with the same key are asked once; one whose answer is cached is not
         asked at all. Requests beyond the budget are not asked either.
@@ -115,136 +217,192 @@ class AdviceService:
 
         Returns:
             One answer for each request, ``None`` where there is none.
-        """
-        known: dict[str, Advice] = {}
-        pending: dict[str, AdviceRequest] = {}
-        for request in requests:
-            cached = self.cache.peek(request.cache_key)
-            if cached is not None:
-                known[request.cache_key] = cached
-            else:
-                pending.setdefault(request.cache_key, request)
-        batch = list(pending.values())[: self.budget.remaining]
-        if len(batch) < len(pending):
-            self._record("budget", f"{len(pending) - len(batch)} questions beyond the budget")
-        if batch:
-            self.budget.spend(len(batch))
-            self._calls += len(batch)
-            answers = self._ask_advisor(batch)
-            for request, advice in zip(batch, answers, strict=True):
-                if advice is not None:
-                    self.cache.put(request.cache_key, advice)
-                    known[request.cache_key] = advice
-            answered = sum(advice is not None for advice in answers)
-            self._answered += answered
-            self._failed += len(batch) - answered
-        return [known.get(request.cache_key) for request in requests]
 
-    def _ask_advisor(self, batch: list[AdviceRequest]) -> list[Advice | None]:
-        try:
-            answers = self._run(self._bounded(batch))
-        except TimeoutError:
-            self._record("timeout", f"no answer within {self.timeout_s:g} s")
-            return [None] * len(batch)
-        except Exception as error:
-            self._record(type(error).__name__, str(error))
-            return [None] * len(batch)
-        if not isinstance(answers, (list, tuple)) or len(answers) != len(batch):
-            found = len(answers) if isinstance(answers, (list, tuple)) else type(answers).__name__
-            self._record("wrong_answer_count", f"{found} for {len(batch)} questions")
-            return [None] * len(batch)
+        Raises:
+            FatalAdviceError: If the adviser says that no run should go on.
+        """
+        return [reply.advice for reply in self._ask(requests)]
+
+    def _ask(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[Reply]:
+        known, questions = self._sort(requests, near)
+        calls = self._pay(questions)
+        if calls:
+            for call, advice in zip(calls, self._desk.wait_for(calls), strict=True):
+                known[call.request.cache_key] = Reply(call.advice_id if advice else 0, advice)
+        return [known[request.cache_key] for request in requests]
+
+    def submit(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[int]:
+        """Ask without waiting for the answers; what it waits for is the ledger's commit.
+
+        Args:
+            requests: The questions, of one batch and under one deadline.
+            near: As in :meth:`consult`.
+
+        Returns:
+            For each request the id of its question, or 0 where none is in flight: its
+            answer is cached, the budget is used up or ``max_in_flight`` reached.
+
+        Raises:
+            FatalAdviceError: If the adviser has said that no run should go on.
+            RuntimeError: In blocking mode.
+        """
+        if self.mode != "async":
+            raise RuntimeError(
+                "submit() needs AdviceService(mode='async'); a blocking service has ask()."
+            )
+        self._desk.check()
+        waiting = self._desk.flight.advice_id
+        ids = {request.cache_key: waiting(request.cache_key) for request in requests}
+        known, questions = self._sort(requests, near)
+        questions = [question for question in questions if not ids[question[0].cache_key]]
+        room = self.room
+        if beyond := max(0, len(questions) - room):
+            self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
+        calls = self._pay(questions[:room])
+        if calls:
+            ids |= {call.request.cache_key: call.advice_id for call in calls}
+            self._desk.start(calls)
         return [
-            self._checked(request, answer) for request, answer in zip(batch, answers, strict=True)
+            0 if known[request.cache_key].advice else ids[request.cache_key] for request in requests
         ]
 
-    def _checked(self, request: AdviceRequest, answer: Any) -> Advice | None:
-        if answer is None:
-            self._record("unanswered", f"no answer to {request.cache_key!r}")
-        elif not isinstance(answer, Advice):
-            self._record("wrong_type", f"{type(answer).__name__} where Advice was expected")
-        elif len(answer.logits) != len(request.actions):
-            self._record(
-                "wrong_logit_count",
-                f"{len(answer.logits)} logits for {len(request.actions)} actions",
-            )
-        else:
-            return answer
-        return None
+    def _sort(
+        self, requests: Sequence[AdviceRequest], near: Sequence[Near]
+    ) -> tuple[dict[str, Reply], list[tuple[AdviceRequest, Near]]]:
+        """Return what the cache knows, and one question about each other situation."""
+        known: dict[str, Reply] = {}
+        unknown: dict[str, tuple[AdviceRequest, Near]] = {}
+        near = near or [_NOWHERE] * len(requests)
+        for request, place in zip(requests, near, strict=True):
+            key = request.cache_key
+            known[key] = Reply(0, self.cache.peek(self._prefixed(key)))
+            if known[key].advice is None:
+                unknown.setdefault(key, (request, place))
+        return known, list(unknown.values())
 
-    def _record(self, kind: str, message: str) -> None:
-        self.errors[kind] += 1
-        if kind not in self._logged:
-            self._logged.add(kind)
-            torchrl_logger.warning(
-                f"LoRe goes on without some advice ({kind}): {message}. "
-                "Further failures of this kind are counted, not logged."
-            )
-
-    async def _bounded(self, batch: list[AdviceRequest]) -> Any:
+    def _pay(self, questions: Sequence[tuple[AdviceRequest, Near]]) -> list[Call]:
+        """Spend a call for each question, as far as the budget goes."""
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await self.advisor.advise(batch)
-        except (KeyboardInterrupt, SystemExit) as error:
-            # Raised inside a task they would end the loop without waking the caller.
-            return _Exit(error)
+            paid = self.budget.spend_up_to(len(questions)) if questions else 0
+        except StoreError as error:
+            # What cannot be entered into the ledger is not asked.
+            self._record("store", str(error), len(questions))
+            return []
+        if beyond := len(questions) - paid:
+            self._record("budget", f"{beyond} questions beyond the budget", beyond)
+        calls = []
+        with self._desk.lock:
+            self.counters.calls += paid
+            for request, near in questions[:paid]:
+                self._last_id += 1
+                near = near._replace(coarse=self._prefixed(near.coarse))
+                key = self._prefixed(request.cache_key)
+                calls.append(Call(self._last_id, request, key, near))
+        return calls
 
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._worker is None or not self._worker.usable:
-            self._worker = _LoopThread()
-            weakref.finalize(self, self._worker.stop)
-        future = self._worker.submit(coroutine)
+    def _record(self, kind: str, message: str, count: int) -> None:
+        with self._desk.lock:
+            self.counters.record(kind, message, count)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Count a disk that fails; memory has what was to be stored all the same."""
         try:
-            result = future.result(self.timeout_s + _GRACE_S)
-        except TimeoutError:
-            if not future.done():
-                # The adviser blocks its loop: leave both behind and begin anew next time.
-                future.cancel()
-                self._worker.stop(wait=False)
-                self._worker = None
-            raise
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
-        if isinstance(result, _Exit):
-            raise result.error
-        return result
+            yield
+        except StoreError as error:
+            self._record("store", str(error), 1)
+
+    def _keep(self, calls: Sequence[Call], outcome: Any) -> Verdict:
+        """Put what is usable into the cache, and what it cost into the ledger."""
+        verdict = judge([call.request for call in calls], outcome)
+        # First the answers: a kill in between forgets some tokens rather than paid advice.
+        for call, advice in zip(calls, verdict.advices, strict=True):
+            if advice is not None:
+                with self._storing():
+                    self.cache.put(call.cache_key, advice, **call.near._asdict())
+            self.policy.observe_result(call.advice_id, advice is not None)
+        if verdict.usage != Usage():
+            with self._storing():
+                self.budget.settle(verdict.usage)
+            with self._desk.lock:
+                self.counters.usage += verdict.usage
+        return verdict
+
+    def take_late(self) -> list[tuple[int, Advice | None]]:
+        """Return the answers that came since the last time, each with its question's id.
+
+        ``None`` stands for a question that was lost. All usable ones are cached already.
+
+        Raises:
+            FatalAdviceError: If the adviser has said that no run should go on.
+        """
+        self._desk.check()
+        with self._desk.lock:
+            return self._desk.flight.take()
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait for the questions in flight.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            How many are still in flight.
+        """
+        return self._desk.drain(timeout_s)
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """Close adviser and thread, within ``drain_s`` and about two seconds.
+
+        A later question starts them anew.
+
+        Keyword Args:
+            drain_s: Seconds to wait for what is in flight; the rest is lost. Default: ``0.0``.
+        """
+        self._desk.close(drain_s=drain_s)
+
+    # ---- progress ----
 
     def stats(self) -> dict[str, float]:
         """Return the counters of the run so far, all as ``float``.
 
-        ``calls`` were made by this service, of which ``answered`` and ``failed`` came
-        out usable or not. ``hit_rate`` is the share of look-ups that found advice, 0
-        before the first. ``cooldown_left`` counts environment steps.
+        ``calls`` were made by this service: ``in_time`` for the step that asked, ``late``
+        (both together ``answered``), ``lost`` (``failed``, or given up at a close or
+        resume) or ``in_flight``. ``hit_rate`` is the share of look-ups that found advice, 0
+        before the first. The rest is the policy's own.
         """
-        lookups = self.cache.hits + self.cache.misses
+        with self._desk.lock:
+            counters, in_flight = self.counters.stats(), len(self._desk.flight)
+        found = self.cache.hits + self.cache.near_hits
+        lookups = found + self.cache.misses
         return {
-            "calls": float(self._calls),
-            "answered": float(self._answered),
-            "failed": float(self._failed),
+            **counters,
+            "in_flight": float(in_flight),
             "cache_hits": float(self.cache.hits),
             "cache_misses": float(self.cache.misses),
-            "hit_rate": self.cache.hits / lookups if lookups else 0.0,
-            "budget_left": float(self.budget.remaining),
-            "cooldown_left": float(self.policy.cooldown.left),
+            "cache_near_hits": float(self.cache.near_hits),
+            "hit_rate": found / lookups if lookups else 0.0,
+            **{name: n for name, n in self.policy.stats().items() if name != "calls"},
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return all progress, the adviser's own included, as JSON-able types."""
-        state: dict[str, Any] = {
-            "budget": self.budget.state_dict(),
-            "policy": self.policy.state_dict(),
-            "cache": self.cache.state_dict(),
-            "errors": dict(self.errors),
-            "calls": self._calls,
-            "answered": self._answered,
-            "failed": self._failed,
-        }
+        with self._desk.lock:
+            state: dict[str, Any] = {
+                "counters": self.counters.state_dict(),
+                "in_flight": len(self._desk.flight),
+                "last_id": self._last_id,
+            }
+        # After the counters: an answer that lands in between is counted as lost, and kept.
+        state["budget"] = self.budget.state_dict()
+        state["policy"] = self.policy.state_dict()
+        state["cache"] = self.cache.state_dict()
         if hasattr(self.advisor, "state_dict"):
             state["advisor"] = self.advisor.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore all progress.
+        """Restore all progress. What was in flight then is lost: paid for, never answered.
 
         Args:
             state: What :meth:`state_dict` returned.
@@ -252,62 +410,10 @@ class AdviceService:
         self.budget.load_state_dict(state["budget"])
         self.policy.load_state_dict(state["policy"])
         self.cache.load_state_dict(state["cache"])
-        self.errors = Counter(state["errors"])
-        self._calls = int(state["calls"])
-        self._answered = int(state["answered"])
-        self._failed = int(state["failed"])
+        with self._desk.lock:
+            self._desk.flight = Flight()
+            self.counters.load_state_dict(state["counters"])
+            self.counters.dropped(int(state["in_flight"]))
+            self._last_id = int(state["last_id"])
         if "advisor" in state and hasattr(self.advisor, "load_state_dict"):
             self.advisor.load_state_dict(state["advisor"])
-
-    def close(self) -> None:
-        """Stop the thread. A later question starts a new one."""
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker = None
-
-
-class _Exit:
-    """Carries an exit request from the loop's thread to the caller's."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-class _LoopThread:
-    """One event loop in one daemon thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._pid = os.getpid()
-        self._thread = threading.Thread(
-            target=self._serve, args=(self._loop,), name="lore-advice", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def usable(self) -> bool:
-        # Threads do not survive a fork; the child's copy of this object has none.
-        return self._pid == os.getpid() and self._thread.is_alive()
-
-    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def stop(self, *, wait: bool = True) -> None:
-        if not self.usable or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if wait and self._thread is not threading.current_thread():
-            self._thread.join(timeout=1.0)
-
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()

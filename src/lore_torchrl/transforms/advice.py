@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
-from torchrl.data.tensor_specs import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
 from torchrl.envs.transforms import Transform
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Advice, Describer
-from lore_torchrl.service import AdviceService
-from lore_torchrl.transforms.rows import declare, entry, flat_rows, row_values, scalars
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.service import AdviceService, Near
+from lore_torchrl.transforms.row_state import RowState
+from lore_torchrl.transforms.rows import (
+    check_action_count,
+    declare,
+    discrete_actions,
+    ended,
+    entry,
+    flat_rows,
+    row_values,
+    scalars,
+)
+
+
+class _Situation(NamedTuple):
+    key: str
+    near: Near
+    observation: dict[NestedKey, Any]
 
 
 class AdviceTransform(Transform):
@@ -24,6 +40,11 @@ class AdviceTransform(Transform):
     A row has advice if its situation is cached, or if the service's call policy chose
     to ask and the answer came. Every other row, and every terminal observation, has
     mask ``False``, zero logits and zero confidence.
+
+    With a service in async mode no step waits: the row goes on with mask ``False``, and
+    ``llm_advice_id`` names the question whose answer will belong to it, 0 for none. Rows
+    in a situation that is being asked about share that question.
+    :class:`~lore_torchrl.replay.LateAdvice` brings the answer to the rows in replay.
 
     Nothing is spent until a policy acts that can use advice: a step whose tensordict
     holds ``require_key`` arms the transform and one without it disarms it, as does a
@@ -50,6 +71,8 @@ class AdviceTransform(Transform):
         confidence_key: Entry for the confidence, ``[*B, 1]`` float32.
             Default: ``"llm_confidence"``.
         mask_key: Entry for the mask, ``[*B, 1]`` bool. Default: ``"llm_mask"``.
+        advice_id_key: Entry for the number of the question that a row's advice comes or
+            will come from, ``[*B, 1]`` int64. Default: ``"llm_advice_id"``.
         beta_key: Weight of the advice at the step acted on, one number a row. It stands
             for the weight at the next observation, which is not known yet; 1 where there
             is none. Default: ``"lore_beta"``.
@@ -57,11 +80,19 @@ class AdviceTransform(Transform):
             Default: none; then a success is an episode that ends with a reward above 0.
         reward_key: Reward of the next tensordict. Default: ``"reward"``.
         action_key: Discrete action of the step, index or one-hot. Default: ``"action"``.
+        latent_key: Vector beside the observation by whose distance the cache finds
+            neighbours, if it has a radius. Default: none.
+        value_key: Value that the policy gives the observation it acts on, one number a row;
+            from it come the TD errors for the call policy's ``td_spike``. Default: none.
+        discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
+        coarse: Whether situations with equal ``describer.coarse_key(row, observation)`` share
+            advice where the exact one is unknown. Default: ``False``.
 
     Raises:
         TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`.
-        ValueError: If the describer has no actions or keys, output keys coincide, or
-            the environment's action spec has another number of actions.
+        ValueError: If the describer has no actions or keys, output keys coincide, the
+            environment's action spec has another number of actions, ``discount`` is out of
+            range, or something is switched on whose key is not given.
         RuntimeError: If it is placed inside a worker of a batched environment.
 
     Examples:
@@ -104,10 +135,15 @@ class AdviceTransform(Transform):
         prior_logits_key: NestedKey = keys.PRIOR_LOGITS,
         confidence_key: NestedKey = keys.CONFIDENCE,
         mask_key: NestedKey = keys.MASK,
+        advice_id_key: NestedKey = keys.ADVICE_ID,
         beta_key: NestedKey = keys.BETA,
         success_key: NestedKey | None = None,
         reward_key: NestedKey = "reward",
         action_key: NestedKey = "action",
+        latent_key: NestedKey | None = None,
+        value_key: NestedKey | None = None,
+        discount: float = 1.0,
+        coarse: bool = False,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(
@@ -119,9 +155,23 @@ class AdviceTransform(Transform):
                 "The describer must name at least one action and one key, got "
                 f"actions={describer.actions!r}, in_keys={describer.in_keys!r}."
             )
-        out_keys = [unravel_key(key) for key in (prior_logits_key, confidence_key, mask_key)]
-        if len(set(out_keys)) < 3:
-            raise ValueError(f"The three output keys must differ, got {out_keys}.")
+        out_keys = [
+            unravel_key(key) for key in (prior_logits_key, confidence_key, mask_key, advice_id_key)
+        ]
+        if len(set(out_keys)) < 4:
+            raise ValueError(f"The four output keys must differ, got {out_keys}.")
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount must lie in [0, 1], got {discount}.")
+        if coarse and not hasattr(describer, "coarse_key"):
+            raise ValueError(
+                f"coarse=True needs a coarse_key(row, observation), which "
+                f"{type(describer).__name__} does not have."
+            )
+        if service.policy.td_spike is not None and value_key is None:
+            raise ValueError(
+                "The call policy has td_spike, but value_key=None: name the value that the "
+                "policy writes, such as 'state_value'."
+            )
         super().__init__(in_keys=list(describer.in_keys), out_keys=out_keys)
         self.service = service
         self.describer = describer
@@ -130,21 +180,16 @@ class AdviceTransform(Transform):
         self.success_key = success_key
         self.reward_key = reward_key
         self.action_key = action_key
+        self.latent_key = latent_key
+        self.value_key = value_key
+        self.discount = discount
+        self._coarse_key = describer.coarse_key if coarse else None
         self._n_actions = len(describer.actions)
         self._forget_rows()
 
     def _forget_rows(self) -> None:
         self._armed = self.require_key is None
-        self._allocate(0)
-
-    def _allocate(self, rows: int) -> None:
-        self._logits = np.zeros((rows, self._n_actions), dtype=np.float32)
-        self._confidence = np.zeros((rows, 1), dtype=np.float32)
-        self._mask = np.zeros((rows, 1), dtype=bool)
-        # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
-        self._ended = np.ones(rows, dtype=bool)
-        # Resets that the call policy was not told of, since the transform was not armed.
-        self._untold_resets = np.zeros(rows, dtype=bool)
+        self._rows = RowState(0, self._n_actions)
 
     def clone(self) -> AdviceTransform:
         """Return a copy without environment that shares the service but no rows."""
@@ -155,11 +200,13 @@ class AdviceTransform(Transform):
     # ---- specs ----
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the three entries."""
-        self._check_actions()
+        """Declare the four entries."""
+        if self.parent is not None:
+            spec = self.parent.full_action_spec.get(self.action_key, None)
+            check_action_count(spec, self.action_key, self._n_actions)
         batch = observation_spec.shape
         device = observation_spec.device
-        logits, confidence, mask = self.out_keys
+        logits, confidence, mask, advice_id = self.out_keys
         declare(
             observation_spec,
             logits,
@@ -175,17 +222,12 @@ class AdviceTransform(Transform):
             mask,
             Binary(n=1, shape=(*batch, 1), dtype=torch.bool, device=device),
         )
+        declare(
+            observation_spec,
+            advice_id,
+            Unbounded(shape=(*batch, 1), dtype=torch.int64, device=device),
+        )
         return observation_spec
-
-    def _check_actions(self) -> None:
-        if self.parent is None:
-            return
-        spec = self.parent.full_action_spec.get(self.action_key, None)
-        if isinstance(spec, (Categorical, OneHot)) and spec.space.n != self._n_actions:
-            raise ValueError(
-                f"The describer names {self._n_actions} actions, the environment's "
-                f"{self.action_key!r} has {spec.space.n}. Name each of them, in their order."
-            )
 
     def _check_batched_worker_compat(self) -> None:
         raise RuntimeError(
@@ -211,15 +253,14 @@ class AdviceTransform(Transform):
             # is not known.
             reset = np.ones(rows, dtype=bool)
             self._armed = self.require_key is None
-        if rows != len(self._mask):
+        if rows != len(self._rows):
             if not reset.all():
                 raise RuntimeError(
-                    f"A partial reset of {rows} rows after {len(self._mask)}: reset the whole "
+                    f"A partial reset of {rows} rows after {len(self._rows)}: reset the whole "
                     "environment first."
                 )
-            self._allocate(rows)
-        self._untold_resets |= reset
-        self._ended &= ~reset
+            self._rows = RowState(rows, self._n_actions)
+        self._rows.reset(reset)
         self._advise(
             tensordict_reset,
             np.flatnonzero(reset).tolist(),
@@ -235,29 +276,39 @@ class AdviceTransform(Transform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         rows = next_tensordict.numel()
-        if rows != len(self._mask):
+        if rows != len(self._rows):
             raise RuntimeError(
-                f"AdviceTransform was reset with {len(self._mask)} rows and stepped with {rows}. "
+                f"AdviceTransform was reset with {len(self._rows)} rows and stepped with {rows}. "
                 "Reset the environment before stepping it, and keep its batch size."
             )
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
-        stepped = ~self._ended
         reward = flat_rows(entry(next_tensordict, self.reward_key), rows).sum(1)
-        done = self._done(next_tensordict, rows)
+        done_keys = ["done"] if self.parent is None else self.parent.done_keys
+        done = ended(next_tensordict, done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
         else:
             success = flat_rows(entry(next_tensordict, self.success_key), rows).any(1)
         beta = tensordict.get(self.beta_key, None)
-        self._ended |= done
+        td_errors = None
+        if self._armed and self.value_key is not None:
+            values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
+            td_errors = self._rows.td_errors(values, reward, self.discount)
+        stepped = self._rows.step(reward, done)
+        if self._armed:
+            for row in np.flatnonzero(done & stepped).tolist():
+                self.service.policy.observe_episode(
+                    row, float(self._rows.returns[row]), bool(self._rows.advised[row])
+                )
         self._advise(
             next_tensordict,
-            np.flatnonzero(~self._ended).tolist(),
+            np.flatnonzero(~self._rows.ended).tolist(),
             betas=[1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
-            actions=self._actions(tensordict, rows),
+            actions=discrete_actions(tensordict, self.action_key, rows, self._n_actions),
             rewards=np.where(stepped, reward, 0.0).tolist(),
             successes=(success & stepped).tolist(),
             steps=int(stepped.sum()),
+            td_errors=td_errors,
         )
         return next_tensordict
 
@@ -280,6 +331,7 @@ class AdviceTransform(Transform):
         rewards: list[float] | None = None,
         successes: list[bool] | None = None,
         steps: int = 0,
+        td_errors: list[float | None] | None = None,
     ) -> None:
         """Look up or ask for ``rows``, and write all rows into ``tensordict``.
 
@@ -287,42 +339,51 @@ class AdviceTransform(Transform):
         that go on keep the advice for the observation they already have.
         """
         is_reset = actions is None
-        self._clear(rows if is_reset else slice(None))
+        self._rows.clear(rows if is_reset else slice(None))
         observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
+        self.service.cache.advance(steps if self._armed else 0)
         candidates: list[int] = []
-        cached: list[int] = []
-        waiting: dict[int, tuple[str, dict[NestedKey, Any]]] = {}
-        lookup = self.service.lookup if self._armed else self.service.cache.peek
+        served: list[int] = []
+        waiting: dict[int, _Situation] = {}
+        situations: list[str | None] = [None] * len(betas)
         for row in rows:
             observation = {key: values[row] for key, values in observations.items()}
             self.describer.observe(
                 row, observation, None if actions is None else actions[row], reset=is_reset
             )
-            key = self.describer.cache_key(row, observation)
-            if self._put(row, lookup(key)):
-                cached.append(row)
+            key = situations[row] = self.describer.cache_key(row, observation)
+            near = Near(
+                None if self._coarse_key is None else self._coarse_key(row, observation),
+                None if latents is None else latents[row].reshape(-1),
+            )
+            reply = self.service.find(key, near, count=self._armed)
+            if self._rows.put(row, reply):
+                served.append(row)
             else:
                 candidates.append(row)
-                waiting[row] = (key, observation)
+                waiting[row] = _Situation(key, near, observation)
         if self._armed:
             chosen = self.service.policy.choose(
-                candidates,
+                candidates if self.service.room else [],
                 betas=betas,
-                resets=self._untold_resets.tolist(),
+                resets=self._rows.untold_resets.tolist(),
                 rewards=rewards,
                 successes=successes,
-                cached=cached,
+                cached=served,
                 steps=steps,
+                situations=situations,
+                td_errors=td_errors,
             )
-            self._untold_resets[:] = False
+            self._rows.untold_resets[:] = False
             if chosen:
                 self._ask(chosen, waiting)
         self._write(tensordict)
 
-    def _ask(self, chosen: list[int], waiting: dict[int, tuple[str, dict[NestedKey, Any]]]) -> None:
+    def _ask(self, chosen: list[int], waiting: dict[int, _Situation]) -> None:
         requests = []
         for row in chosen:
-            key, observation = waiting[row]
+            key, _, observation = waiting[row]
             request = self.describer.request(row, observation)
             if request.cache_key != key:
                 raise ValueError(
@@ -330,58 +391,15 @@ class AdviceTransform(Transform):
                     f"gave {key!r}: the answer would never be found again. Make them equal."
                 )
             requests.append(request)
-        for row, advice in zip(chosen, self.service.ask(requests), strict=True):
-            self._put(row, advice)
-        # Rows in the same situation share what has just been bought.
-        bought = {request.cache_key for request in requests}
-        for row, (key, _) in waiting.items():
-            if key in bought and row not in chosen:
-                self._put(row, self.service.cache.peek(key))
-
-    def _clear(self, rows: list[int] | slice) -> None:
-        self._logits[rows] = 0.0
-        self._confidence[rows] = 0.0
-        self._mask[rows] = False
-
-    def _put(self, row: int, advice: Advice | None) -> bool:
-        # A cache restored from another action set is no reason to stop the run.
-        if advice is None or len(advice.logits) != self._n_actions:
-            return False
-        self._logits[row] = advice.logits
-        # An adviser's number may be finite and yet beyond float32.
-        if not np.isfinite(self._logits[row]).all():
-            self._logits[row] = 0.0
-            return False
-        self._confidence[row] = advice.confidence
-        self._mask[row] = True
-        return True
+        replies = self.service.consult(requests, [waiting[row].near for row in chosen])
+        # Rows in the same situation share what is being bought.
+        bought = {r.cache_key: reply for r, reply in zip(requests, replies, strict=True)}
+        for row, situation in waiting.items():
+            if situation.key in bought:
+                self._rows.put(row, bought[situation.key])
 
     def _write(self, tensordict: TensorDictBase) -> None:
-        for key, values in zip(
-            self.out_keys, (self._logits, self._confidence, self._mask), strict=True
-        ):
+        for key, values in zip(self.out_keys, self._rows.values(), strict=True):
             # Collectors keep what they are given by reference: each step needs its own copy.
             tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
             tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
-
-    def _done(self, next_tensordict: TensorDictBase, rows: int) -> np.ndarray:
-        # All of them: a step counter may truncate without updating "done".
-        done_keys = ["done"] if self.parent is None else self.parent.done_keys
-        done = np.zeros(rows, dtype=bool)
-        for key in done_keys:
-            value = next_tensordict.get(key, None)
-            if value is not None:
-                done |= flat_rows(value, rows).any(1)
-        return done
-
-    def _actions(self, tensordict: TensorDictBase, rows: int) -> list[int]:
-        action = flat_rows(entry(tensordict, self.action_key), rows)
-        if action.shape[1] == 1 and action.dtype.kind in "iu":
-            return action[:, 0].tolist()
-        if action.shape[1] == self._n_actions:
-            return action.argmax(1).tolist()
-        raise ValueError(
-            f"{self.action_key!r} holds {action.shape[1]} numbers of {action.dtype} a row; "
-            f"advice needs an index or a one-hot of {self._n_actions} actions. "
-            "Name the discrete action with action_key."
-        )

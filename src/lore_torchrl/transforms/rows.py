@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torchrl.data.tensor_specs import Composite, TensorSpec
+from torchrl.data.tensor_specs import Categorical, Composite, OneHot, TensorSpec
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
@@ -60,6 +60,52 @@ def scalars(value: torch.Tensor, rows: int, key: NestedKey) -> list[float]:
     if value.numel() != rows:
         raise ValueError(f"{key!r} must hold one number a row, got shape {tuple(value.shape)}.")
     return value.detach().reshape(rows).cpu().tolist()
+
+
+def ended(tensordict: TensorDictBase, done_keys: Sequence[NestedKey], rows: int) -> np.ndarray:
+    """Return which rows are done by any of the keys, those that are missing aside.
+
+    A step counter may truncate without updating ``"done"``, so all keys count.
+    """
+    done = np.zeros(rows, dtype=bool)
+    for key in done_keys:
+        value = tensordict.get(key, None)
+        if value is not None:
+            done |= flat_rows(value, rows).any(1)
+    return done
+
+
+def discrete_actions(
+    tensordict: TensorDictBase, key: NestedKey, rows: int, n_actions: int
+) -> list[int]:
+    """Return the action of each row as an index.
+
+    Raises:
+        ValueError: If the entry holds neither an index nor a one-hot.
+    """
+    action = flat_rows(entry(tensordict, key), rows)
+    if action.shape[1] == 1 and action.dtype.kind in "iu":
+        return action[:, 0].tolist()
+    if action.shape[1] == n_actions:
+        return action.argmax(1).tolist()
+    raise ValueError(
+        f"{key!r} holds {action.shape[1]} numbers of {action.dtype} a row; "
+        f"advice needs an index or a one-hot of {n_actions} actions. "
+        "Name the discrete action with action_key."
+    )
+
+
+def check_action_count(spec: TensorSpec | None, key: NestedKey, n_actions: int) -> None:
+    """Check that a discrete action has as many values as the describer names.
+
+    Raises:
+        ValueError: If it has another number.
+    """
+    if isinstance(spec, (Categorical, OneHot)) and spec.space.n != n_actions:
+        raise ValueError(
+            f"The describer names {n_actions} actions, the environment's {key!r} has "
+            f"{spec.space.n}. Name each of them, in their order."
+        )
 
 
 def declare(specs: Composite, key: NestedKey, spec: TensorSpec) -> None:

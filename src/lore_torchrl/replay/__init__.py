@@ -1,0 +1,7 @@
+"""What is done to experience after it has been stored."""
+
+from __future__ import annotations
+
+from lore_torchrl.replay.late_advice import LateAdvice
+
+__all__ = ["LateAdvice"]

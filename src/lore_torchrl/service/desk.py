@@ -1,0 +1,201 @@
+"""Where questions are put to the adviser: in a thread of its own, waited for or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchrl import logger as torchrl_logger
+
+from lore_torchrl.advisors.base import Advice, Advisor
+from lore_torchrl.service.answers import Verdict
+from lore_torchrl.service.counters import CallCounters
+from lore_torchrl.service.flight import Call, Flight
+from lore_torchrl.service.loop import LoopThread
+
+# What an adviser gets beyond its deadline to react to its cancellation.
+_GRACE_S = 0.5
+# What it gets to close its connections.
+_CLOSE_S = 1.0
+
+
+class AdviceDesk:
+    """Puts paid questions to an adviser, and counts what becomes of them.
+
+    ``lock`` guards counters and flight, where the caller's thread and the loop's meet. It
+    is never held over I/O, so that no step waits for the loop's thread.
+
+    Args:
+        advisor: Whom to ask.
+        counters: Where outcomes are counted.
+        keep: Called with the questions and their outcome (answers or exception), in either
+            thread; stores what is usable and returns the verdict.
+        timeout_s: Deadline of a batch in seconds.
+    """
+
+    def __init__(
+        self,
+        advisor: Advisor,
+        *,
+        counters: CallCounters,
+        keep: Callable[[Sequence[Call], Any], Verdict],
+        timeout_s: float,
+    ) -> None:
+        self.advisor = advisor
+        self.counters = counters
+        self.timeout_s = timeout_s
+        self.flight = Flight()
+        self.lock = threading.RLock()
+        self._keep = keep
+        self._landed = threading.Condition(self.lock)
+        self._worker: LoopThread | None = None
+        self._fatal: BaseException | None = None
+
+    # ---- asking ----
+
+    def wait_for(self, calls: Sequence[Call]) -> list[Advice | None]:
+        """Ask and wait for the answers of one batch.
+
+        Args:
+            calls: The questions.
+
+        Raises:
+            FatalAdviceError: If the adviser says that no run should go on.
+        """
+        try:
+            outcome = self._run(calls)
+            verdict = self._keep(calls, outcome)
+        except BaseException:
+            self.counters.dropped(len(calls))
+            raise
+        with self.lock:
+            self.counters.judged(verdict, latency_s=calls[0].age_s, late=False)
+        if verdict.fatal is not None:
+            raise verdict.fatal
+        return verdict.advices
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Ask without waiting.
+
+        Args:
+            calls: The questions of one batch.
+        """
+        with self.lock:
+            self.flight.start(calls)
+            self._loop().submit(self._serve(calls))
+
+    def _loop(self) -> LoopThread:
+        if self._worker is None or not self._worker.usable:
+            self._worker = LoopThread()
+            weakref.finalize(self, self._worker.stop)
+        return self._worker
+
+    def _run(self, calls: Sequence[Call]) -> Any:
+        future = self._loop().submit(self._attempt(calls))
+        try:
+            return future.result(self.timeout_s + _GRACE_S)
+        except TimeoutError as error:
+            # The adviser blocks its loop: leave both behind and begin anew next time.
+            future.cancel()
+            self._abandon()
+            return error
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _attempt(self, calls: Sequence[Call]) -> Any:
+        """Return the adviser's answers, or what it raised."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self.advisor.advise([call.request for call in calls])
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
+            # An exit raised inside a task would end the loop without waking the caller.
+            return error
+
+    async def _serve(self, calls: Sequence[Call]) -> None:
+        outcome = await self._attempt(calls)
+        try:
+            verdict = self._keep(calls, outcome)
+        except Exception as error:
+            # Nobody awaits this task: the run's own thread raises it at its next call.
+            verdict = Verdict([None] * len(calls), fatal=error)
+        with self.lock:
+            if calls[0] not in self.flight:
+                return  # given up meanwhile, and counted; the answer is kept all the same
+            self.counters.judged(verdict, latency_s=calls[0].age_s, late=True)
+            self._fatal = self._fatal or verdict.fatal
+            for call, advice in zip(calls, verdict.advices, strict=True):
+                self.flight.land(call, advice)
+            self._landed.notify_all()
+
+    # ---- what came of it ----
+
+    def check(self) -> None:
+        """Give up a loop that its adviser blocks, with all that it was asked.
+
+        Raises:
+            FatalAdviceError: If the adviser has said that no run should go on.
+        """
+        with self.lock:
+            if self.flight.oldest_s > self.timeout_s + _GRACE_S:
+                count = self.flight.give_up()
+                failures = [("timeout", "the adviser blocks its event loop")] * count
+                verdict = Verdict([None] * count, failures)
+                self.counters.judged(verdict, latency_s=0.0, late=True)
+                self._abandon()
+            error, self._fatal = self._fatal, None
+        if error is not None:
+            raise error
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait for the questions in flight.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            How many are still in flight.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self.lock:
+            while len(self.flight) and (left := deadline - time.monotonic()) > 0:
+                self._landed.wait(left)
+            return len(self.flight)
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """Give up what is in flight, let the adviser close, and stop the thread.
+
+        It takes ``drain_s`` and about two seconds at most.
+
+        Keyword Args:
+            drain_s: Seconds to wait for answers first. Default: ``0.0``.
+        """
+        self.drain(drain_s)
+        with self.lock:
+            self.counters.dropped(self.flight.give_up())
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            self._close_advisor(worker)
+            worker.stop()
+
+    def _close_advisor(self, worker: LoopThread) -> None:
+        # In the loop that its connections belong to.
+        aclose = getattr(self.advisor, "aclose", None)
+        if not callable(aclose) or not worker.usable:
+            return
+        try:
+            worker.submit(aclose()).result(_CLOSE_S)
+        except Exception as error:
+            torchrl_logger.warning(
+                f"The adviser did not close within {_CLOSE_S:g} s or failed to "
+                f"({type(error).__name__}); its connections end with the process."
+            )
+
+    def _abandon(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stop(wait=False)

@@ -1,0 +1,76 @@
+"""One event loop in one daemon thread, where advisers run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+
+class LoopThread:
+    """An event loop of its own, so that it works where one is already running (Jupyter).
+
+    Examples:
+        >>> async def answer():
+        ...     return 42
+        >>> worker = LoopThread()
+        >>> worker.submit(answer()).result()
+        42
+        >>> worker.stop()
+        >>> worker.usable
+        False
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._loop,), name="lore-advice", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the thread is alive in this process."""
+        # Threads do not survive a fork; the child's copy of this object has none.
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
+        """Run a coroutine in the thread.
+
+        Args:
+            coroutine: What to run.
+
+        Returns:
+            Its future.
+        """
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Cancel what runs and end the thread.
+
+        Keyword Args:
+            wait: Whether to wait up to a second for the end. A thread that a coroutine
+                blocks is left behind; as a daemon it does not hold up the process.
+        """
+        if not self.usable or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if wait and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1.0)
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()

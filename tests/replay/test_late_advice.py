@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBufferEnsemble,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.replay import LateAdvice
+
+N_ACTIONS = 3
+
+
+def make_replay(capacity=6, members=2):
+    return ReplayBufferEnsemble(
+        *[
+            TensorDictReplayBuffer(
+                storage=LazyTensorStorage(capacity),
+                writer=TensorDictRoundRobinWriter(track_generations=True),
+            )
+            for _ in range(members)
+        ],
+        routing_key="env_index",
+    )
+
+
+def rows(ids, members=None, mask=None):
+    """Records that wait for the questions ``ids``; 0 waits for none."""
+    count = len(ids)
+    advice = {
+        keys.PRIOR_LOGITS: torch.zeros(count, N_ACTIONS),
+        keys.CONFIDENCE: torch.zeros(count, 1),
+        keys.MASK: torch.tensor(mask or [False] * count).reshape(-1, 1),
+        keys.ADVICE_ID: torch.tensor(ids).reshape(-1, 1),
+    }
+    env_index = torch.tensor(members or [0] * count)
+    return TensorDict({"env_index": env_index, "next": advice}, [count])
+
+
+def advice(number, confidence=0.5):
+    return Advice(logits=(0.0, float(number), -1.0), confidence=confidence)
+
+
+def store(late, replay, *args, **kwargs):
+    records = rows(*args, **kwargs)
+    late.note(records, replay.extend(records))
+
+
+def stored(replay, member):
+    found = replay[member][:]["next"]
+    return found[keys.PRIOR_LOGITS][:, 1].tolist(), found[keys.MASK].flatten().tolist()
+
+
+def test_answers_reach_their_rows_and_no_others():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [0, 5, 7, 5], members=[0, 0, 0, 1])
+    assert len(late) == 3
+    assert late.apply(replay, [(5, advice(2)), (9, advice(9))]) == 2
+    assert stored(replay, 0) == ([0, 2, 0], [False, True, False])
+    assert stored(replay, 1) == ([2], [True])
+    assert replay[0][:]["next", keys.CONFIDENCE].flatten().tolist() == [0, 0.5, 0]
+    assert late.apply(replay, [(7, advice(3, confidence=1.0))]) == 1
+    assert stored(replay, 0) == ([0, 2, 3], [False, True, True])
+    assert late.stats() == {"late_rows": 3, "late_rows_missed": 0, "late_rows_waiting": 0}
+
+
+def test_rows_with_advice_wait_for_none():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [4, 4], mask=[True, False])
+    assert len(late) == 1
+
+
+def test_a_slot_written_anew_is_left_alone():
+    replay, late = make_replay(capacity=3, members=1), LateAdvice()
+    store(late, replay, [5, 5, 0])
+    store(late, replay, [6])  # takes the slot of the first
+    assert late.apply(replay, [(5, advice(2))]) == 1
+    assert stored(replay, 0) == ([0, 2, 0], [False, True, False])
+    assert late.apply(replay, [(6, advice(4))]) == 1
+    assert stored(replay, 0) == ([4, 2, 0], [True, True, False])
+    assert late.stats()["late_rows_missed"] == 1
+
+
+def test_an_answer_may_come_before_its_row():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [0])
+    assert late.apply(replay, [(5, advice(2))]) == 0
+    store(late, replay, [5])
+    assert late.apply(replay) == 1
+    assert stored(replay, 0) == ([0, 2], [False, True])
+
+
+def test_a_lost_question_frees_its_rows():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [5, 5])
+    assert late.apply(replay, [(5, None)]) == 0
+    assert late.stats() == {"late_rows": 0, "late_rows_missed": 2, "late_rows_waiting": 0}
+
+
+def test_numbers_beyond_float32_are_left_out():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [5, 6])
+    late.apply(replay, [(5, advice(1e300)), (6, advice(1))])
+    assert stored(replay, 0) == ([0, 1], [False, True])
+    assert late.stats()["late_rows_missed"] == 1
+
+
+def test_memory_is_bounded():
+    replay, late = make_replay(capacity=100), LateAdvice(max_rows=4, max_answers=2)
+    for number in range(1, 11):
+        store(late, replay, [number, number])
+    assert len(late) == 4 and late.missed == 16
+    late.apply(replay, [(number, advice(number)) for number in range(1, 100)])
+    assert len(late) == 0 and len(late._answers) == 2
+    assert sum(stored(replay, 0)[1]) == 4
+
+
+def test_counters_are_restored_and_nothing_waits():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [5, 6])
+    late.apply(replay, [(5, advice(1))])
+    resumed = LateAdvice()
+    resumed.load_state_dict(late.state_dict())
+    assert resumed.stats() == {"late_rows": 1, "late_rows_missed": 1, "late_rows_waiting": 0}
+
+
+@pytest.mark.parametrize("name", ["max_rows", "max_answers"])
+def test_bad_input_is_named(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        LateAdvice(**{name: 0})
