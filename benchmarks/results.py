@@ -4,6 +4,7 @@ Run from the project's root::
 
     python benchmarks/results.py doorkey5x5 --seeds 5
     python benchmarks/results.py doorkey6x6 --seeds 3
+    python benchmarks/results.py doorkey5x5 --recording ../shared/recordings/doorkey5x5_llm.jsonl
 
 Each run is ``examples/train.py experiment=NAME seed=S [lore=off]`` in a process of one
 thread, ``--jobs`` at a time. Finished runs are kept and not repeated. The table gives the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -74,14 +76,25 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--recording", type=Path, help="answers of a language model: a third method beside these"
+    )
     parser.add_argument("--output", type=Path, default=Path("outputs/results"))
     parser.add_argument("overrides", nargs="*", help="Hydra overrides for every run")
     args = parser.parse_args()
     base = args.output.resolve() / args.experiment
+    methods = dict(METHODS)
+    if args.recording is not None:
+        recording = args.recording.resolve()
+        methods["LoRe, recorded LLM"] = ["advisor=recorded", f"advisor.path={recording}"]
+
+    def folder(name: str, seed: int) -> Path:
+        return base / re.sub(r"\W+", "-", name) / f"seed{seed}"
+
     jobs = [
-        (base / name / f"seed{seed}", args.experiment, seed, [*extra, *args.overrides])
+        (folder(name, seed), args.experiment, seed, [*extra, *args.overrides])
         for seed in range(args.seeds)
-        for name, extra in METHODS.items()
+        for name, extra in methods.items()
     ]
     with ThreadPoolExecutor(args.jobs) as pool:
         errors = [error for error in pool.map(lambda job: run(*job), jobs) if error]
@@ -92,9 +105,9 @@ def main() -> None:
 
     table: dict[str, dict[int, list[float]]] = {}
     calls: dict[str, list[float]] = {}
-    for name in METHODS:
+    for name in methods:
         for seed in range(args.seeds):
-            rows = read_metrics(base / name / f"seed{seed}")
+            rows = read_metrics(folder(name, seed))
             for row in rows:
                 if "eval/success" in row:
                     steps = table.setdefault(name, {})

@@ -24,6 +24,7 @@ ALLOWED = {
     "modules": {"functional", "keys"},
     "objectives": {"modules", "functional", "keys"},
     "envs": {"advisors", "keys"},
+    "replay": {"advisors", "keys"},
     "dreamer": {
         "advisors",
         "configs",
@@ -32,6 +33,7 @@ ALLOWED = {
         "keys",
         "modules",
         "objectives",
+        "replay",
         "service",
         "transforms",
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3UpdateRatio
 from torchrl.trainers.trainers import TrainerHookBase
 
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
+from lore_torchrl.replay import LateAdvice
 
 
 class DreamerReplayHook(TrainerHookBase):
@@ -36,6 +38,13 @@ class DreamerReplayHook(TrainerHookBase):
         learning_starts: Environment steps before the first update.
         observed_keys: Entries kept with each observation (add the advice entries).
         device: Where samples go. Default: ``"cpu"``.
+        late: Brings late advice to the stored rows; the ``observed_keys`` then include
+            ``llm_advice_id``. Default: ``None``.
+        take_late: Returns the late answers, such as
+            :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
+
+    Raises:
+        ValueError: If only one of ``late`` and ``take_late`` is given.
     """
 
     def __init__(
@@ -48,8 +57,14 @@ class DreamerReplayHook(TrainerHookBase):
         learning_starts: int,
         observed_keys: Sequence[NestedKey] = OBSERVED_KEYS,
         device: torch.device | str = "cpu",
+        late: LateAdvice | None = None,
+        take_late: Callable[[], Iterable[tuple[int, Advice | None]]] | None = None,
     ):
+        if (late is None) != (take_late is None):
+            raise ValueError("late and take_late belong together: give both or neither.")
         self.replay = replay
+        self.late = late
+        self.take_late = take_late
         self.batch_size = batch_size
         self.seq_len = seq_len
         self.schedule = DreamerV3UpdateRatio(replay_ratio / (batch_size * seq_len))
@@ -61,8 +76,16 @@ class DreamerReplayHook(TrainerHookBase):
         self._trainer: Trainer | None = None
 
     def extend(self, batch: TensorDictBase) -> None:
-        """Store a collector batch."""
-        self.replay.extend(stream_records(batch, self.observed_keys))
+        """Store a collector batch, and the advice that has come for earlier ones."""
+        records = stream_records(batch, self.observed_keys)
+        where = self.replay.extend(records)
+        if self.late is not None:
+            self.late.note(records, where)
+            self.write_late()
+
+    def write_late(self) -> None:
+        """Write the advice that has come since the last time into the rows that wait for it."""
+        self.late.apply(self.replay, self.take_late())
 
     def start(self) -> None:
         """Count the updates owed for the steps collected so far."""
@@ -89,11 +112,12 @@ class DreamerReplayHook(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's progress and the sampler's random state."""
-        return {
+        state = {
             "schedule": self.schedule.state_dict(),
             "updates": self.updates,
             "rng": self.replay._rng.get_state().tolist(),
         }
+        return state if self.late is None else {**state, "late": self.late.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the schedule's progress and the sampler's random state."""
@@ -102,6 +126,8 @@ class DreamerReplayHook(TrainerHookBase):
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)
+        if self.late is not None and "late" in state_dict:
+            self.late.load_state_dict(state_dict["late"])
 
     def register(self, trainer: Trainer, name: str = "dreamer_replay") -> None:
         """Attach to the trainer's batch, sampling and post-update slots."""

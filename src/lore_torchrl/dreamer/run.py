@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import signal
 import threading
@@ -24,7 +23,15 @@ from torchrl.trainers import Trainer
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
-from lore_torchrl.configs import CallsConfig, TrainConfig
+from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.configs import TrainConfig
+from lore_torchrl.dreamer.advice import (
+    advice_gauge,
+    build_advisor,
+    build_service,
+    close_service,
+    drain_before_saving,
+)
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
@@ -35,17 +42,10 @@ from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
 from lore_torchrl.envs.minigrid import make_env, make_single_env
 from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 from lore_torchrl.modules import ValidEGreedyModule
 from lore_torchrl.objectives import LoReActorLoss
-from lore_torchrl.service import (
-    AdviceCache,
-    AdviceService,
-    CallBudget,
-    CallPolicy,
-    Cooldown,
-    MacroBoundaries,
-)
+from lore_torchrl.replay import LateAdvice
+from lore_torchrl.service import AdviceService
 from lore_torchrl.transforms import AdviceTransform
 from lore_torchrl.transforms.skills import MiniGridSkills, summarize_skills
 
@@ -68,55 +68,10 @@ class Run:
         """Release environments, the adviser's thread and log files."""
         self.collector.shutdown()
         if self.service is not None:
-            self.service.close()
+            close_service(self.service, drain_s=self.config.lore.calls.drain_s)
+            if isinstance(self.service.advisor, RecordingAdvisor):
+                self.service.advisor.close()
         self.logger.close()
-
-
-def build_advisor(config: Any, *, seed: int) -> Advisor:
-    """Build an adviser from its configuration.
-
-    Args:
-        config: Mapping or dataclass with ``_target_``, the import path of the adviser's
-            class, and its keywords. A planner is handed to classes that take one.
-
-    Keyword Args:
-        seed: Seed of the adviser's own random stream.
-
-    Raises:
-        ImportError: If Hydra, which instantiates it, is not installed.
-    """
-    try:
-        from hydra.utils import get_class, instantiate
-    except ImportError as err:
-        raise ImportError(
-            "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
-        ) from err
-    settings = dict(config) if isinstance(config, Mapping) else asdict(config)
-    accepted = inspect.signature(get_class(settings["_target_"]).__init__).parameters
-    extra = {"planner": MiniGridPlanner(), "seed": seed}
-    return instantiate(settings, **{k: v for k, v in extra.items() if k in accepted})
-
-
-def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
-    """Build the service that asks ``advisor`` within the configured limits."""
-    c = config
-    budget = CallBudget(c.budget)
-    policy = CallPolicy(
-        budget,
-        cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
-        boundaries=None
-        if c.always
-        else MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps),
-        always=c.always,
-        min_beta=c.min_beta,
-    )
-    return AdviceService(
-        advisor,
-        budget=budget,
-        policy=policy,
-        cache=AdviceCache(c.cache_size),
-        timeout_s=c.timeout_s,
-    )
 
 
 def _acting_env(config: TrainConfig, agent_primers: Mapping, num_envs: int, **kwargs) -> EnvBase:
@@ -194,23 +149,40 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     env = _acting_env(c, agent.primers(), c.env.num_envs)
     env.append_transform(MiniGridSkills())
 
-    service, lore_actor, epsilon = None, None, None
+    service, lore_actor, epsilon, late = None, None, None, None
     observed_keys = OBSERVED_KEYS
     policy = agent.policy()
     if c.lore.enabled:
         lore_actor = build_lore_actor(c.lore, agent, device=device)
         if lore_actor.gate.hysteresis is not None:
             env.append_transform(lore_actor.gate.make_tensordict_primer())
-        service = build_service(c.lore.calls, advisor or build_advisor(c.advisor, seed=c.seed))
+        advisor = advisor or build_advisor(c.advisor, seed=c.seed)
+        if c.record is not None:
+            advisor = RecordingAdvisor(advisor, c.record, append=resume is not None)
+        service = build_service(c.lore.calls, advisor)
         env.append_transform(
-            AdviceTransform(service, MiniGridDescriber(memory=c.env.memory), success_key="success")
+            AdviceTransform(
+                service,
+                MiniGridDescriber(
+                    memory=c.env.memory, image=bool(getattr(c.advisor, "send_image", False))
+                ),
+                success_key="success",
+                coarse=c.lore.calls.coarse,
+                latent_key=None if c.lore.calls.radius is None else c.lore.calls.latent_key,
+                value_key=None if c.lore.calls.td_spike is None else "state_value",
+                discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
+            )
         )
-        after = []
+        # The critic acts along only where its TD errors are asked for.
+        after = [] if c.lore.calls.td_spike is None else [agent.value]
         if c.lore.epsilon.eps_init > 0:
             epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
             after.append(epsilon)
         policy = agent.policy(lore_actor, *after)
         observed_keys = (*OBSERVED_KEYS, *keys.ADVICE_KEYS)
+        if service.mode == "async":
+            observed_keys = (*observed_keys, keys.ADVICE_ID)
+            late = LateAdvice()
 
     learner = build_learner(
         c.dreamer,
@@ -248,6 +220,8 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         learning_starts=c.dreamer.learning_starts,
         observed_keys=observed_keys,
         device=device,
+        late=late,
+        take_late=None if late is None else service.take_late,
     )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
@@ -279,7 +253,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
     gauges = []
     if c.lore.enabled:
-        gauges = [partial(_advice_gauge, service), partial(_loss_gauge, learner.loss.actor_loss)]
+        gauges = [
+            partial(advice_gauge, service, late),
+            partial(_loss_gauge, learner.loss.actor_loss),
+        ]
     metrics = MetricsHook(
         logger,
         interval=c.logger.interval,
@@ -290,6 +267,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
     )
     replay_hook.register(trainer)
+    if late is not None:
+        drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)
+        trainer.register_op("post_steps", partial(drain, trainer))
     metrics.register(trainer)
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
@@ -300,12 +280,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if resume is not None:
         _restore(run, resume)
     return run
-
-
-def _advice_gauge(service: AdviceService) -> dict[str, float]:
-    values = {f"advice/{name}": value for name, value in service.stats().items()}
-    values |= {f"advice/error_{kind}": float(n) for kind, n in service.errors.items()}
-    return values
 
 
 def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lore_torchrl.configs.calls import CallsConfig
+from lore_torchrl.configs.chat import ChatAdvisorConfig
+
 
 def _check(condition: bool, name: str, value: object, rule: str) -> None:
     if not condition:
@@ -63,30 +66,52 @@ class ScriptedAdvisorConfig:
 
 
 @dataclass
-class CallsConfig:
-    """When the adviser may be asked. Documented in ``configs/lore``."""
+class RecordedAdvisorConfig:
+    """Answers from a file. Documented in ``configs/advisor/recorded.yaml``."""
 
-    budget: int = 200
-    cooldown: int = 0
-    cooldown_after_success: int = 0
-    always: bool = True
-    after_reset: bool = True
-    no_reward_steps: int | None = 50
-    min_beta: float = 0.05
-    cache_size: int = 100_000
-    timeout_s: float = 30.0
+    _target_: str = "lore_torchrl.advisors.recorded.RecordedAdvisor"
+    path: str = "???"
+    missing: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("budget", "cooldown", "cooldown_after_success"):
-            value = getattr(self, name)
-            _check(value >= 0, f"lore.calls.{name}", value, "it must not be negative")
         _check(
-            self.no_reward_steps is None or self.no_reward_steps >= 1,
-            "lore.calls.no_reward_steps",
-            self.no_reward_steps,
-            "it must be positive, or null to switch the trigger off",
+            self.missing in ("error", "mask", None),
+            "advisor.missing",
+            self.missing,
+            "a question that is not in the recording stops the run (error) or goes without "
+            "advice (mask); null chooses by the kind of recording",
         )
-        _check(self.timeout_s > 0, "lore.calls.timeout_s", self.timeout_s, "it must be positive")
+
+
+@dataclass
+class LocalAdvisorConfig:
+    """A language model in this process. Documented in ``configs/advisor/local.yaml``."""
+
+    _target_: str = "lore_torchrl.advisors.local.LocalAdvisor"
+    model: str = "???"
+    tokenizer: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    prompt: str | None = None
+    chat: bool | None = None
+    length_normalised: bool = False
+    max_tokens: int | None = None
+    truncate: bool = False
+    max_sequences: int = 64
+
+    def __post_init__(self) -> None:
+        _check(
+            self.max_tokens is None or self.max_tokens >= 2,
+            "advisor.max_tokens",
+            self.max_tokens,
+            "it must hold a prompt and an action, or be null for what the model reads",
+        )
+        _check(
+            self.max_sequences >= 1,
+            "advisor.max_sequences",
+            self.max_sequences,
+            "it must be at least 1",
+        )
 
 
 @dataclass
@@ -295,6 +320,7 @@ class TrainConfig:
     checkpoint_interval: int | None = 5_000
     checkpoint_keep: int = 2
     resume: str | None = None
+    record: str | None = None
     output_dir: str = "outputs/run"
     env: EnvConfig = field(default_factory=EnvConfig)
     advisor: Any = field(default_factory=ScriptedAdvisorConfig)
@@ -352,9 +378,13 @@ def register_configs() -> None:
             "The example scripts need Hydra: pip install 'lore-torchrl[train]'."
         ) from err
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
+    # Missing here, since one adviser's schema does not merge with another's.
+    store.store(name="schema", node=TrainConfig(advisor="???"))
     store.store(group="env", name="schema", node=EnvConfig)
     store.store(group="advisor", name="scripted_schema", node=ScriptedAdvisorConfig)
+    store.store(group="advisor", name="recorded_schema", node=RecordedAdvisorConfig)
+    store.store(group="advisor", name="local_schema", node=LocalAdvisorConfig)
+    store.store(group="advisor", name="chat_schema", node=ChatAdvisorConfig)
     store.store(group="lore", name="schema", node=LoReConfig)
     store.store(group="dreamer", name="schema", node=DreamerConfig)
     store.store(group="logger", name="schema", node=LoggerConfig)

@@ -1,0 +1,92 @@
+"""Configuration of when and how the adviser is asked; documented in ``configs/lore``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass
+class CallsConfig:
+    """When the adviser may be asked. Documented in ``configs/lore``."""
+
+    mode: str = "blocking"
+    max_in_flight: int = 16
+    drain_s: float = 5.0
+    timeout_s: float = 30.0
+    budget: int = 200
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    rate_calls: int | None = None
+    rate_steps: int = 1_000
+    cooldown: int = 0
+    cooldown_after_success: int = 0
+    failure_pause: int | None = None
+    backoff_episodes: int | None = None
+    backoff_margin: float = 0.0
+    min_beta: float = 0.05
+    always: bool = True
+    after_reset: bool = True
+    no_reward_steps: int | None = 50
+    novelty: float | None = None
+    plateau_episodes: int | None = None
+    plateau_improvement: float = 0.01
+    td_spike: float | None = None
+    td_spike_low: float = 1.0
+    cache_size: int = 100_000
+    ttl_steps: int | None = None
+    ttl_hits: int | None = None
+    coarse: bool = False
+    radius: float | None = None
+    latent_key: str = "observation"
+    store: str | None = None
+    ledger: str = "default"
+
+    def __post_init__(self) -> None:
+        self._require(self.mode in ("blocking", "async"), "mode", "choose blocking or async")
+        for name in ("budget", "cooldown", "cooldown_after_success"):
+            self._require(getattr(self, name) >= 0, name, "it must not be negative")
+        drain = math.isfinite(self.drain_s) and self.drain_s >= 0
+        self._require(drain, "drain_s", "it must be finite and not negative")
+        for name in ("timeout_s", "max_in_flight", "rate_steps", "cache_size"):
+            self._require(getattr(self, name) > 0, name, "it must be positive")
+        for name in (
+            "max_tokens",
+            "max_cost",
+            "rate_calls",
+            "failure_pause",
+            "backoff_episodes",
+            "no_reward_steps",
+            "plateau_episodes",
+            "td_spike",
+            "ttl_steps",
+            "ttl_hits",
+            "radius",
+        ):
+            value = getattr(self, name)
+            rule = "it must be positive, or null to switch it off"
+            self._require(value is None or value > 0, name, rule)
+        self._require(
+            self.novelty is None or 0 <= self.novelty < 1,
+            "novelty",
+            "it must be at least 0 and below 1, or null to switch it off",
+        )
+        self._require(
+            self.backoff_episodes is None or self.cooldown > 0,
+            "backoff_episodes",
+            "it lengthens the cooldown, which is 0: set lore.calls.cooldown",
+        )
+        self._require(
+            self.td_spike is None or self.td_spike_low < self.td_spike,
+            "td_spike_low",
+            f"it must be below td_spike={self.td_spike}",
+        )
+        for name in ("novelty", "plateau_episodes", "td_spike"):
+            rule = "with always=true every situation may be asked about already: set always=false"
+            self._require(not self.always or getattr(self, name) is None, name, rule)
+        self._require(self.ledger != "", "ledger", "it needs a name")
+
+    def _require(self, condition: bool, name: str, rule: str) -> None:
+        if not condition:
+            value = getattr(self, name)
+            raise ValueError(f"lore.calls.{name}={value!r} is impossible: {rule}.")

@@ -1,0 +1,159 @@
+"""From configuration to adviser and service, and their numbers in the log."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torchrl.trainers import Trainer
+
+from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.configs import CallsConfig
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.replay import LateAdvice
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    CallBudget,
+    CallPolicy,
+    Cooldown,
+    MacroBoundaries,
+)
+from lore_torchrl.service.pauses import Backoff, FailureBackoff, RateLimit
+from lore_torchrl.service.store import AdviceStore
+from lore_torchrl.service.triggers import Novelty, Plateau, TDErrorSpike
+
+
+def build_advisor(config: Any, *, seed: int) -> Advisor:
+    """Build an adviser from its configuration.
+
+    Args:
+        config: Mapping or dataclass with ``_target_``, the import path of the adviser's
+            class, and its keywords. A planner is handed to classes that take one.
+
+    Keyword Args:
+        seed: Seed of the adviser's own random stream.
+
+    Raises:
+        ImportError: If Hydra, which instantiates it, is not installed.
+    """
+    try:
+        from hydra.utils import get_class, instantiate
+    except ImportError as err:
+        raise ImportError(
+            "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
+        ) from err
+    settings = dict(config) if isinstance(config, Mapping) else asdict(config)
+    accepted = inspect.signature(get_class(settings["_target_"]).__init__).parameters
+    extra = {"planner": MiniGridPlanner(), "seed": seed}
+    return instantiate(settings, **{k: v for k, v in extra.items() if k in accepted})
+
+
+def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
+    """Build the service that asks ``advisor`` within the configured limits.
+
+    Args:
+        config: Limits, triggers, cache and mode.
+        advisor: Whom to ask.
+    """
+    c = config
+    store = None if c.store is None else AdviceStore(c.store)
+    budget = CallBudget(
+        c.budget, max_tokens=c.max_tokens, max_cost=c.max_cost, store=store, ledger=c.ledger
+    )
+    cache = AdviceCache(
+        c.cache_size,
+        store=store,
+        ttl_steps=c.ttl_steps,
+        ttl_hits=c.ttl_hits,
+        radius=c.radius,
+        prefix=getattr(advisor, "cache_prefix", ""),
+    )
+    return AdviceService(
+        advisor,
+        budget=budget,
+        policy=_build_policy(c, budget),
+        cache=cache,
+        timeout_s=c.timeout_s,
+        mode=c.mode,
+        max_in_flight=c.max_in_flight,
+    )
+
+
+def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
+    boundaries: MacroBoundaries | bool = False
+    if not c.always and (c.after_reset or c.no_reward_steps is not None):
+        boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
+
+    def unless_off(value: float | None, build: Callable[[], Any]) -> Any:
+        return None if value is None else build()
+
+    return CallPolicy(
+        budget,
+        cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
+        boundaries=boundaries,
+        always=c.always,
+        min_beta=c.min_beta,
+        novelty=unless_off(c.novelty, lambda: Novelty(c.novelty)),
+        plateau=unless_off(
+            c.plateau_episodes, lambda: Plateau(c.plateau_episodes, c.plateau_improvement)
+        ),
+        td_spike=unless_off(c.td_spike, lambda: TDErrorSpike(c.td_spike, c.td_spike_low)),
+        rate=unless_off(c.rate_calls, lambda: RateLimit(c.rate_calls, c.rate_steps)),
+        backoff=unless_off(
+            c.backoff_episodes, lambda: Backoff(c.backoff_margin, c.backoff_episodes)
+        ),
+        failures=unless_off(c.failure_pause, lambda: FailureBackoff(c.failure_pause)),
+    )
+
+
+def close_service(service: AdviceService, *, drain_s: float) -> None:
+    """Release the adviser's thread and the store, within ``drain_s`` and two seconds.
+
+    Args:
+        service: The service.
+
+    Keyword Args:
+        drain_s: Seconds to wait for answers in flight.
+    """
+    service.close(drain_s=drain_s)
+    if service.cache.store is not None:
+        service.cache.store.close()
+
+
+def drain_before_saving(
+    service: AdviceService, write_late: Callable[[], None], *, drain_s: float
+) -> Callable[[Trainer], None]:
+    """Return a hook that waits for answers in flight at the end of training.
+
+    The last checkpoint is written then: an answer that comes after it is paid for, and in
+    a cache without a store it is lost.
+
+    Args:
+        service: The service.
+        write_late: Writes the answers that have come into replay.
+
+    Keyword Args:
+        drain_s: Seconds to wait at most.
+    """
+
+    def hook(trainer: Trainer) -> None:
+        if trainer._stop_training or trainer.collected_frames >= trainer.total_frames:
+            service.drain(drain_s)
+            write_late()
+
+    return hook
+
+
+def advice_gauge(service: AdviceService, late: LateAdvice | None) -> dict[str, float]:
+    """Return the adviser's numbers by their names in the log.
+
+    Args:
+        service: The service.
+        late: What writes late answers back, if anything does.
+    """
+    values = service.stats() | ({} if late is None else late.stats())
+    errors = {f"error_{kind}": float(count) for kind, count in service.errors.copy().items()}
+    return {f"advice/{name}": value for name, value in (values | errors).items()}

@@ -1,0 +1,117 @@
+"""A whole training run that waits for no adviser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import torch
+from tiny_run import planner, tiny_config
+
+from lore_torchrl.configs import CallsConfig, LoReConfig
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run import build_run, train
+
+
+class Slow:
+    """The embedded adviser, a while later; every fifth answer fails."""
+
+    def __init__(self, seconds=0.02):
+        self.planner = planner()
+        self.seconds = seconds
+        self.asked = 0
+
+    async def advise(self, requests):
+        self.asked += len(requests)
+        fails = self.asked % 5 == 0
+        await asyncio.sleep(self.seconds)
+        if fails:
+            raise ConnectionError("the line is dead")
+        return await self.planner.advise(requests)
+
+
+def lore(tmp_path, **calls):
+    calls = {"mode": "async", "budget": 30, "store": str(tmp_path / "advice.sqlite")} | calls
+    return LoReConfig(calls=CallsConfig(**calls))
+
+
+def last(rows, name):
+    return next(row[name] for row in reversed(rows) if name in row)
+
+
+def test_a_run_ends_within_its_budget_and_late_answers_reach_replay(tmp_path):
+    advisor = Slow()
+    config = tiny_config(tmp_path / "run", lore=lore(tmp_path))
+    run = build_run(config, advisor=advisor)
+    try:
+        run.trainer.train()
+        stored = [run.replay_hook.replay[member][:]["next"] for member in range(2)]
+    finally:
+        run.close()
+    rows = read_metrics(config.output_dir)
+    assert 0 < advisor.asked == run.service.budget.spent <= 30
+    stats = run.service.stats()
+    assert stats["calls"] == stats["in_time"] + stats["late"] + stats["lost"]
+    assert stats["late"] > 0 and stats["failed"] > 0
+    assert last(rows, "advice/late_rows") > 0
+    assert last(rows, "advice/error_ConnectionError") > 0
+    assert last(rows, "advice/latency_p50_s") > 0
+    for records in stored:
+        late = (records["llm_advice_id"] > 0) & records["llm_mask"]
+        assert late.any()
+        best = records["llm_prior_logits"][late.squeeze(-1)]
+        assert torch.equal(best.amax(-1), torch.full((len(best),), 3.0))
+
+
+def test_a_resumed_run_keeps_paid_answers_and_the_ledger(tmp_path):
+    config = tiny_config(tmp_path / "run", lore=lore(tmp_path), checkpoint_interval=128)
+    first = Slow()
+    train(config, advisor=first)
+    second = Slow()
+    longer = replace(config, total_steps=320, resume=str(tmp_path / "run"))
+    run = build_run(longer, advisor=second)
+    try:
+        assert run.service.budget.spent == first.asked
+        known = len(run.service.cache)
+        assert known > 0
+        run.trainer.train()
+    finally:
+        run.close()
+    assert first.asked + second.asked == run.service.budget.spent <= 30
+    assert len(run.service.cache) >= known
+
+
+def test_a_dead_adviser_is_no_reason_to_wait_or_stop(tmp_path):
+    calls = {"timeout_s": 30.0, "drain_s": 0.1, "budget": 40, "max_in_flight": 4, "store": None}
+    config = tiny_config(tmp_path / "run", lore=lore(tmp_path, **calls))
+    advisor = Slow(seconds=1_000.0)
+    summary = train(config, advisor=advisor)
+    assert advisor.asked == 4
+    assert summary["advice/calls"] == summary["advice/in_flight"] == 4
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["lore"]["calls"]
+
+
+def test_all_triggers_and_limits_together(tmp_path):
+    calls = {
+        "always": False,
+        "no_reward_steps": 10,
+        "novelty": 0.6,
+        "plateau_episodes": 2,
+        "td_spike": 2.0,
+        "cooldown": 2,
+        "backoff_episodes": 2,
+        "failure_pause": 4,
+        "rate_calls": 10,
+        "rate_steps": 64,
+        "max_tokens": 1_000,
+        "max_cost": 1.0,
+        "ttl_steps": 100,
+        "ttl_hits": 20,
+        "radius": 0.5,
+    }
+    config = tiny_config(tmp_path / "run", lore=lore(tmp_path, **calls))
+    advisor = Slow()
+    summary = train(config, advisor=advisor)
+    assert 0 < summary["advice/calls"] == advisor.asked <= 30
+    assert summary["advice/rate_left"] >= 0

@@ -1,0 +1,108 @@
+"""Training against a server that goes wrong in every way that servers do."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import planner, tiny_config
+
+pytest.importorskip("httpx")
+
+from fault_server import FAULTS, FaultServer
+
+from lore_torchrl.advisors.chat import ChatAdvisor
+from lore_torchrl.configs import (
+    CallsConfig,
+    EvaluationConfig,
+    LoggerConfig,
+    LoReConfig,
+    TrainConfig,
+)
+from lore_torchrl.dreamer.run import build_run
+
+# What stalls and drips does so for the whole deadline: leave those to the long check.
+QUICK = tuple(fault for fault in FAULTS if fault not in ("stall", "drip", "huge", "bomb"))
+
+
+def chat(server: FaultServer, **kwargs) -> ChatAdvisor:
+    settings = {
+        "mode": "json",
+        "deadline_s": 5.0,
+        "retries": 1,
+        "backoff_s": (0.001, 0.002),
+        "breaker_failures": 1_000_000,
+    }
+    return ChatAdvisor("m", base_url=server.url, server="vllm", **(settings | kwargs))
+
+
+def run_through(config, advisor):
+    run = build_run(config, advisor=advisor)
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    return run
+
+
+def weights(run) -> list[torch.Tensor]:
+    parts = (run.agent.world_model, run.agent.actor, run.agent.value)
+    return [value.clone() for part in parts for value in part.state_dict().values()]
+
+
+def accounts(run) -> dict[str, float]:
+    stats = run.service.stats()
+    assert stats["calls"] == stats["answered"] + stats["lost"]
+    assert stats["in_flight"] == 0
+    assert sum(run.service.errors.values()) == stats["failed"]
+    return stats
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_a_run_goes_on_through_a_mixture_of_faults(tmp_path, mode):
+    lore = LoReConfig(calls=CallsConfig(budget=40, mode=mode, max_in_flight=4))
+    with FaultServer(random_of=("fine", *QUICK), seed=5) as server:
+        run = run_through(tiny_config(tmp_path / "run", lore=lore), chat(server))
+    stats = accounts(run)
+    assert run.trainer.collected_frames == 256
+    assert 10 < stats["calls"] <= 40
+    assert stats["failed"] > 5
+    assert len(run.service.errors) >= 3
+
+
+def test_faults_for_ever_leave_stock(tmp_path):
+    with FaultServer(random_of=QUICK, seed=6) as server:
+        lore = LoReConfig(calls=CallsConfig(budget=40))
+        broken = run_through(tiny_config(tmp_path / "broken", lore=lore), chat(server))
+    stats = accounts(broken)
+    assert stats["answered"] == 0
+    assert stats["failed"] == stats["calls"] == 40
+    stock = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)), planner())
+    for ours, theirs in zip(weights(broken), weights(stock), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_two_thousand_faulty_calls_in_a_run_of_the_demos_size(tmp_path):
+    config = TrainConfig(
+        output_dir=str(tmp_path / "run"),
+        checkpoint_interval=None,
+        logger=LoggerConfig(progress_bar=False, figures=False),
+        evaluation=EvaluationConfig(interval=10_000, episodes=10),
+        lore=replace(LoReConfig(), calls=CallsConfig(budget=2000, timeout_s=5.0)),
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with FaultServer(random_of=FAULTS, seed=7) as server:
+        run = run_through(config, chat(server, deadline_s=0.2))
+        did = dict(server.did)
+    stats = accounts(run)
+    assert run.trainer.collected_frames >= 10_000
+    assert stats["calls"] == stats["failed"] == 2000
+    assert set(did) >= set(FAULTS), "every fault has been met"
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    # Replay alone holds 10,000 records of 2,066 numbers; 100 MB bodies came by the hundred.
+    assert grown < 700, f"{grown:.0f} MiB"
+    assert Path(config.output_dir, "metrics.jsonl").exists()
