@@ -73,6 +73,15 @@ def test_a_run_goes_on_through_a_mixture_of_faults(tmp_path, mode):
     assert len(run.service.errors) >= 3
 
 
+def test_the_log_names_model_and_prompt(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("lore_torchrl.dreamer.advice.torchrl_logger.info", told.append)
+    with FaultServer() as server:
+        advisor = chat(server)
+        build_run(tiny_config(tmp_path / "run"), advisor=advisor).close()
+    assert f"Adviser: ChatAdvisor, model m, prompt_hash {advisor.prompt_hash}" in told
+
+
 def test_faults_for_ever_leave_stock(tmp_path):
     with FaultServer(random_of=QUICK, seed=6) as server:
         lore = LoReConfig(calls=CallsConfig(budget=40))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchrl._utils import logger as torchrl_logger
 from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
@@ -49,6 +50,13 @@ def build_advisor(config: Any, *, seed: int) -> Advisor:
     accepted = inspect.signature(get_class(settings["_target_"]).__init__).parameters
     extra = {"planner": MiniGridPlanner(), "seed": seed}
     return instantiate(settings, **{k: v for k, v in extra.items() if k in accepted})
+
+
+def announce(advisor: Advisor) -> None:
+    """Log who advises: class, model and the hash of the prompt, as far as there are any."""
+    facts = {name: getattr(advisor, name, None) for name in ("model", "prompt_hash")}
+    told = "".join(f", {name} {value}" for name, value in facts.items() if isinstance(value, str))
+    torchrl_logger.info(f"Adviser: {type(advisor).__name__}{told}")
 
 
 def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:

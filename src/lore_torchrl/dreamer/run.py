@@ -27,6 +27,7 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.advice import (
     advice_gauge,
+    announce,
     build_advisor,
     build_service,
     close_service,
@@ -157,6 +158,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         if lore_actor.gate.hysteresis is not None:
             env.append_transform(lore_actor.gate.make_tensordict_primer())
         advisor = advisor or build_advisor(c.advisor, seed=c.seed)
+        announce(advisor)
         if c.record is not None:
             advisor = RecordingAdvisor(advisor, c.record, append=resume is not None)
         service = build_service(c.lore.calls, advisor)
