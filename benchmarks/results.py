@@ -3,131 +3,178 @@
 Run from the project's root::
 
     python benchmarks/results.py doorkey5x5 --seeds 5
-    python benchmarks/results.py doorkey6x6 --seeds 3
+    python benchmarks/results.py doorkey5x5 --study competence --seeds 5
+    python benchmarks/results.py empty8x8 --study regret --seeds 3
     python benchmarks/results.py doorkey5x5 --recording ../shared/recordings/doorkey5x5_llm.jsonl
 
-Each run is ``examples/train.py experiment=NAME seed=S [lore=off]`` in a process of one
-thread, ``--jobs`` at a time. Finished runs are kept and not repeated. The table gives the
-interquartile mean over seeds with a 95% bootstrap interval, adviser off.
+Each run is ``examples/train.py experiment=NAME seed=S [overrides of the method]`` in a
+process of one thread, ``--jobs`` at a time. Finished runs are kept and not repeated. The
+tables give the interquartile mean over seeds with a 95% bootstrap interval, adviser off;
+the mean height of each learning curve, and its ratio to stock's.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.experiments import (
+    area_under_curve,
+    bootstrap_interval,
+    interquartile_mean,
+    ratio_interval,
+    run_jobs,
+)
+from lore_torchrl.experiments.runs import make_jobs, run_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-METHODS = {"LoRe": [], "stock": ["lore=off"]}
+STOCK = ["lore=off"]
+# Advice that never stops, whatever it costs.
+ALWAYS = ["lore.calls.budget=1000000", "lore.calls.min_beta=0"]
+STUDIES = {
+    "method": {"LoRe": [], "stock": STOCK},
+    "competence": {
+        "stock": STOCK,
+        **{f"competence {c}": [f"advisor.competence={c}"] for c in (1, 0.5, 0.25, 0, -1)},
+    },
+    "regret": {
+        "stock": STOCK,
+        "adversarial": ["advisor=adversarial", *ALWAYS],
+        "random": ["advisor=random", *ALWAYS],
+        "stale": ["advisor=stale", *ALWAYS],
+        "truncated": ["advisor=truncated", *ALWAYS],
+        "overconfident": ["advisor=overconfident", *ALWAYS],
+        "adversarial, ablation B": ["advisor=adversarial", "ablation=b"],
+    },
+}
 
 
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the middle half along the last axis, with fractional weights at its edges."""
-    values = np.sort(values, axis=-1)
-    count = values.shape[-1]
-    edges = np.arange(count + 1) / count
-    weight = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
-    return (values * weight).sum(-1) / weight.sum()
+def read(base: Path, methods: list[str], seeds: int) -> dict[str, list[list[dict[str, float]]]]:
+    """Return the metric rows of every run by method, one list a seed."""
+    return {
+        name: [read_metrics(run_folder(base, name, seed)) for seed in range(seeds)]
+        for name in methods
+    }
 
 
-def interval(values: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
-    """Percentile-bootstrap interval of the interquartile mean, 95%."""
-    generator = np.random.default_rng(0)
-    resampled = generator.choice(values, (draws, len(values)))
-    low, high = np.quantile(interquartile_mean(resampled), [0.025, 0.975])
-    return float(low), float(high)
+def curve(rows: list[dict[str, float]]) -> dict[int, float]:
+    """Return held-out success by step."""
+    return {int(row["step"]): row["eval/success"] for row in rows if "eval/success" in row}
 
 
-def run(folder: Path, experiment: str, seed: int, overrides: list[str]) -> str | None:
-    """Train once; return what went wrong, if anything did."""
-    if (folder / "done").exists():
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        *(sys.executable, str(ROOT / "examples" / "train.py"), f"experiment={experiment}"),
-        *(f"seed={seed}", f"output_dir={folder}", f"hydra.run.dir={folder}/hydra"),
-        *("logger.progress_bar=false", "checkpoint_interval=null", *overrides),
-    ]
-    with (folder / "log.txt").open("w") as log:
-        code = subprocess.run(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        ).returncode
-    if code:
-        return f"{folder} ended with code {code}: see {folder / 'log.txt'}"
-    (folder / "done").touch()
-    return None
+def cell(values: np.ndarray) -> str:
+    """Return interquartile mean and interval."""
+    low, high = bootstrap_interval(values)
+    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def print_success(runs: dict[str, list[list[dict[str, float]]]], every: int) -> None:
+    """Print held-out success at every ``every``-th evaluation, and calls."""
+    steps = sorted(curve(next(iter(runs.values()))[0]))
+    shown = steps[::-1][::every][::-1]
+    print("| | " + " | ".join(f"{step:,} steps" for step in shown) + " | calls |")
+    print("|" + " --- |" * (len(shown) + 2))
+    for name, seeds in runs.items():
+        curves = [curve(rows) for rows in seeds]
+        cells = [cell(np.array([each[step] for each in curves])) for step in shown]
+        calls = [max(row.get("advice/calls", 0.0) for row in rows) for rows in seeds]
+        spent = f"{min(calls):.0f}-{max(calls):.0f}" if max(calls) else "0"
+        print(f"| {name} | " + " | ".join(cells) + f" | {spent} |")
+    print()
+    for name, seeds in runs.items():
+        final = [curve(rows)[steps[-1]] for rows in seeds]
+        print(f"{name}, {steps[-1]:,} steps, by seed: {final}")
+
+
+def print_areas(runs: dict[str, list[list[dict[str, float]]]]) -> None:
+    """Print the mean height of the curves beside stock's."""
+    areas = {}
+    for name, seeds in runs.items():
+        curves = [curve(rows) for rows in seeds]
+        steps = sorted(curves[0])
+        areas[name] = area_under_curve(
+            np.array(steps), np.array([[each[step] for step in steps] for each in curves])
+        )
+    print("\n| | mean height of the curve | over stock's | share of beta allowed, last quarter |")
+    print("| --- | --- | --- | --- |")
+    for name, values in areas.items():
+        ratio, low, high = ratio_interval(values, areas["stock"])
+        shares = []
+        for rows in runs[name]:
+            found = [row["bandit/share"] for row in rows if "bandit/share" in row]
+            shares += found[-max(1, len(found) // 4) :]
+        share = f"{np.mean(shares):.2f}" if shares else "-"
+        height = f"{values.mean():.2f} ({', '.join(f'{value:.2f}' for value in values)})"
+        print(f"| {name} | {height} | {ratio:.2f} [{low:.2f}, {high:.2f}] | {share} |")
+
+
+def print_sources(runs: dict[str, list[list[dict[str, float]]]]) -> None:
+    """Print from where the advice came, as shares of all steps."""
+    print("\n| | own answer cached | answers of the class | PriorNet | fresh calls | none |")
+    print("|" + " --- |" * 6)
+    for name, seeds in runs.items():
+        shares = []
+        for rows in seeds:
+            merged: dict[str, float] = {}
+            for row in rows:
+                merged |= row
+            if "advice/cache_hits" not in merged:
+                continue
+            exact, near = merged["advice/cache_hits"], merged["advice/cache_near_hits"]
+            looked = exact + near + merged["advice/cache_misses"]
+            learnt, calls = merged.get("prior_net/served", 0.0), merged["advice/calls"]
+            # A question about a situation that its class serves already is counted as fresh.
+            near = max(0.0, near - max(0.0, calls - merged["advice/cache_misses"]))
+            none = max(0.0, looked - exact - near - learnt - calls)
+            shares.append(np.array([exact, near, learnt, calls, none]) / looked)
+        if shares:
+            print(f"| {name} | " + " | ".join(f"{s:.1%}" for s in np.mean(shares, 0)) + " |")
 
 
 def main() -> None:
-    """Run what is missing and print the table."""
+    """Run what is missing and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment")
+    parser.add_argument("--study", choices=STUDIES, default="method")
+    parser.add_argument("--methods", nargs="*", help="only these methods of the study")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
     parser.add_argument(
         "--recording", type=Path, help="answers of a language model: a third method beside these"
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/results"))
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides for every run")
+    parser.add_argument("--overrides", nargs="*", default=[], help="for every run, as Hydra's")
     args = parser.parse_args()
     base = args.output.resolve() / args.experiment
-    methods = dict(METHODS)
+    methods = dict(STUDIES[args.study])
     if args.recording is not None:
         recording = args.recording.resolve()
         methods["LoRe, recorded LLM"] = ["advisor=recorded", f"advisor.path={recording}"]
-
-    def folder(name: str, seed: int) -> Path:
-        return base / re.sub(r"\W+", "-", name) / f"seed{seed}"
-
-    jobs = [
-        (folder(name, seed), args.experiment, seed, [*extra, *args.overrides])
-        for seed in range(args.seeds)
-        for name, extra in methods.items()
-    ]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        errors = [error for error in pool.map(lambda job: run(*job), jobs) if error]
+    if args.methods:
+        methods = {name: methods[name] for name in args.methods}
+    jobs = make_jobs(
+        base,
+        methods,
+        seeds=args.seeds,
+        common=[f"experiment={args.experiment}"],
+        extra=args.overrides,
+    )
+    errors = run_jobs(jobs, script=ROOT / "examples" / "train.py", processes=args.jobs)
     for error in errors:
         print(error)
     if errors:
         sys.exit(1)
-
-    table: dict[str, dict[int, list[float]]] = {}
-    calls: dict[str, list[float]] = {}
-    for name in methods:
-        for seed in range(args.seeds):
-            rows = read_metrics(folder(name, seed))
-            for row in rows:
-                if "eval/success" in row:
-                    steps = table.setdefault(name, {})
-                    steps.setdefault(row["step"], []).append(row["eval/success"])
-            calls.setdefault(name, []).append(max(row.get("advice/calls", 0.0) for row in rows))
-    steps = sorted(table["LoRe"])
+    runs = read(base, list(methods), args.seeds)
     print(f"{args.experiment}, {args.seeds} seeds: held-out success, IQM [95% interval]\n")
-    print("| | " + " | ".join(f"{step:,} steps" for step in steps) + " | calls |")
-    print("|" + " --- |" * (len(steps) + 2))
-    for name, by_step in table.items():
-        cells = []
-        for step in steps:
-            values = np.array(by_step[step])
-            low, high = interval(values)
-            cells.append(f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]")
-        spent = f"{min(calls[name]):.0f}-{max(calls[name]):.0f}" if max(calls[name]) else "0"
-        print(f"| {name} | " + " | ".join(cells) + f" | {spent} |")
-    print()
-    for name, by_step in table.items():
-        print(f"{name}, {steps[-1]:,} steps, by seed: {by_step[steps[-1]]}")
+    print_success(runs, args.every)
+    if "stock" in runs:
+        print_areas(runs)
+    print_sources(runs)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,14 @@ ALLOWED = {
     "service": {"advisors"},
     "transforms": {"advisors", "service", "keys"},
     "modules": {"functional", "keys"},
-    "objectives": {"modules", "functional", "keys"},
+    "control": {"functional", "keys"},
+    "objectives": {"control", "modules", "functional", "keys"},
     "envs": {"advisors", "keys"},
     "replay": {"advisors", "keys"},
     "dreamer": {
         "advisors",
         "configs",
+        "control",
         "envs",
         "functional",
         "keys",
@@ -37,8 +39,17 @@ ALLOWED = {
         "service",
         "transforms",
     },
+    "experiments": {"dreamer"},
     # The package's own __init__: the public names.
-    "__init__": {"advisors", "keys", "modules", "objectives", "service", "transforms"},
+    "__init__": {
+        "advisors",
+        "control",
+        "keys",
+        "modules",
+        "objectives",
+        "service",
+        "transforms",
+    },
 }
 
 # Optional extras and clients: a plain `import lore_torchrl` must not need or load them.

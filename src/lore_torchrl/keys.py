@@ -15,6 +15,13 @@ number of actions.
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
 | :data:`SOURCE` | ``[*B, 1]`` | int64 | who picked the action, see the ``SOURCE_*`` constants |
 | :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
+| :data:`NEED` | ``[*B, 1]`` | float32 | weight that bought advice would add |
+| :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was mixed in, see the ``ORIGIN_*`` constants |
+| :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
+| :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
+| :data:`SHARE` | ``[*B, 1]`` | float32 | share of beta that the bandit allows in this episode |
+| :data:`ARM` | ``[*B, 1]`` | int64 | the bandit's arm of this episode |
+| :data:`ARM_PROB` | ``[*B, 1]`` | float32 | probability with which that arm was drawn |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
@@ -36,3 +43,20 @@ GATE = "lore_gate"
 SOURCE_POLICY = 0
 SOURCE_ADVICE = 1
 SOURCE_RANDOM = 2
+
+NEED = "lore_need"
+ORIGIN = "lore_origin"
+PRIOR_NET_LOGITS = "prior_net_logits"
+PRIOR_NET_CONFIDENCE = "prior_net_confidence"
+
+SHARE = "lore_share"
+ARM = "lore_arm"
+ARM_PROB = "lore_arm_prob"
+
+ORIGIN_NONE = 0
+ORIGIN_ADVISER = 1
+ORIGIN_PRIOR_NET = 2
+
+# Groups of the calibrator: whose advice a confidence belongs to.
+ADVISER_GROUP = 0
+PRIOR_NET_GROUP = 1

@@ -17,6 +17,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TrainConfig,
 )
+from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
 from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
 DREAMER = DreamerConfig(
@@ -38,6 +39,9 @@ OFF = LoReConfig(
     calls=CallsConfig(budget=0),
     gate=GateConfig(beta_max=0.0),
     loss=LossConfig(prior_weight=0.0, multiplier_lr=0.0),
+    prior_net=PriorNetConfig(enabled=False),
+    calibration=CalibrationConfig(enabled=False),
+    bandit=BanditConfig(enabled=False),
 )
 
 

@@ -13,6 +13,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TemperatureConfig,
 )
+from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
 
@@ -56,8 +57,11 @@ def tiny_agent(config: DreamerConfig | None = None, *, seed: int = 0, device="cp
 
 
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
-    """LoRe with a gate that lets advice through, unless told otherwise."""
+    """LoRe with a gate that lets advice through, and nothing that doubts it or learns it."""
     return LoReConfig(
+        prior_net=PriorNetConfig(enabled=False),
+        calibration=CalibrationConfig(enabled=False),
+        bandit=BanditConfig(enabled=False),
         gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
         temperature=TemperatureConfig(**(temperature or {})),
         loss=LossConfig(**loss),

@@ -10,6 +10,7 @@ from typing import Any
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Describer
 from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage
+from lore_torchrl.advisors.flawed import StaleAdvisor, TruncatedAdvisor, TurningAdvisor
 from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 
@@ -27,6 +28,9 @@ __all__ = [
     "RecordedAdvisor",
     "RecordingAdvisor",
     "ScriptedAdvisor",
+    "StaleAdvisor",
+    "TruncatedAdvisor",
+    "TurningAdvisor",
     "Usage",
 ]
 

@@ -98,10 +98,20 @@ class ScriptedAdvisor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""
-        version, words, gauss = self._random.getstate()
-        return {"random": [version, list(words), gauss]}
+        return {"random": stream_state(self._random)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
-        version, words, gauss = state_dict["random"]
-        self._random.setstate((version, tuple(words), gauss))
+        restore_stream(self._random, state_dict["random"])
+
+
+def stream_state(stream: random.Random) -> list[Any]:
+    """Return a random stream's state in types that JSON holds."""
+    version, words, gauss = stream.getstate()
+    return [version, list(words), gauss]
+
+
+def restore_stream(stream: random.Random, state: Sequence[Any]) -> None:
+    """Continue a random stream from a state that :func:`stream_state` returned."""
+    version, words, gauss = state
+    stream.setstate((version, tuple(words), gauss))

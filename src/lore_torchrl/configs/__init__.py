@@ -11,8 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lore_torchrl.configs.advisors import (
+    LocalAdvisorConfig,
+    RecordedAdvisorConfig,
+    ScriptedAdvisorConfig,
+    StaleAdvisorConfig,
+    TruncatedAdvisorConfig,
+    TurningAdvisorConfig,
+)
 from lore_torchrl.configs.calls import CallsConfig
 from lore_torchrl.configs.chat import ChatAdvisorConfig
+from lore_torchrl.configs.trust import (
+    BanditConfig,
+    CalibrationConfig,
+    DisagreementConfig,
+    PriorNetConfig,
+    ValueEnsembleConfig,
+)
 
 
 def _check(condition: bool, name: str, value: object, rule: str) -> None:
@@ -41,80 +56,6 @@ class EnvConfig:
 
 
 @dataclass
-class ScriptedAdvisorConfig:
-    """The embedded planner as adviser. Documented in ``configs/advisor/scripted.yaml``."""
-
-    _target_: str = "lore_torchrl.advisors.scripted.ScriptedAdvisor"
-    competence: float = 1.0
-    sharpness: float = 3.0
-    confidence: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check(
-            -1 <= self.competence <= 1,
-            "advisor.competence",
-            self.competence,
-            "it runs from 1 (best action) over 0 (random) to -1 (worst action)",
-        )
-        _check(self.sharpness > 0, "advisor.sharpness", self.sharpness, "it must be positive")
-        _check(
-            0 <= self.confidence <= 1,
-            "advisor.confidence",
-            self.confidence,
-            "it must lie in [0, 1]",
-        )
-
-
-@dataclass
-class RecordedAdvisorConfig:
-    """Answers from a file. Documented in ``configs/advisor/recorded.yaml``."""
-
-    _target_: str = "lore_torchrl.advisors.recorded.RecordedAdvisor"
-    path: str = "???"
-    missing: str | None = None
-
-    def __post_init__(self) -> None:
-        _check(
-            self.missing in ("error", "mask", None),
-            "advisor.missing",
-            self.missing,
-            "a question that is not in the recording stops the run (error) or goes without "
-            "advice (mask); null chooses by the kind of recording",
-        )
-
-
-@dataclass
-class LocalAdvisorConfig:
-    """A language model in this process. Documented in ``configs/advisor/local.yaml``."""
-
-    _target_: str = "lore_torchrl.advisors.local.LocalAdvisor"
-    model: str = "???"
-    tokenizer: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    prompt: str | None = None
-    chat: bool | None = None
-    length_normalised: bool = False
-    max_tokens: int | None = None
-    truncate: bool = False
-    max_sequences: int = 64
-
-    def __post_init__(self) -> None:
-        _check(
-            self.max_tokens is None or self.max_tokens >= 2,
-            "advisor.max_tokens",
-            self.max_tokens,
-            "it must hold a prompt and an action, or be null for what the model reads",
-        )
-        _check(
-            self.max_sequences >= 1,
-            "advisor.max_sequences",
-            self.max_sequences,
-            "it must be at least 1",
-        )
-
-
-@dataclass
 class GateConfig:
     """Keywords of :class:`~lore_torchrl.modules.UncertaintyGate`."""
 
@@ -123,6 +64,9 @@ class GateConfig:
     tau: float = 0.5
     entropy_weight: float = 0.7
     value_weight: float = 0.3
+    disagreement_weight: float = 0.0
+    value_source: str = "two_hot"
+    adapt_rate: float = 0.0
     hysteresis: list[float] | None = None
     warmup_steps: int = 0
     dropout: float = 0.0
@@ -164,11 +108,14 @@ class LossConfig:
     prior_kl: str = "prior_to_policy"
     bonus_weight: float = 0.0
     multiplier_lr: float = 1e-3
-    multiplier_max: float = 1.0
+    multiplier_max: float = 0.1
     multiplier_init: float = 0.0
     delta: float = 0.1
     delta_end: float | None = None
     delta_steps: int = 0
+    distillation_weight: float = 0.0
+    beta_imagine_max: float = 0.0
+    imagine_bonus_weight: float = 0.0
 
 
 @dataclass
@@ -199,6 +146,11 @@ class LoReConfig:
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     mixer: MixerConfig = field(default_factory=MixerConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    disagreement: DisagreementConfig = field(default_factory=DisagreementConfig)
+    value_ensemble: ValueEnsembleConfig = field(default_factory=ValueEnsembleConfig)
+    prior_net: PriorNetConfig = field(default_factory=PriorNetConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    bandit: BanditConfig = field(default_factory=BanditConfig)
     epsilon: EpsilonConfig = field(default_factory=EpsilonConfig)
 
 
@@ -382,6 +334,10 @@ def register_configs() -> None:
     store.store(name="schema", node=TrainConfig(advisor="???"))
     store.store(group="env", name="schema", node=EnvConfig)
     store.store(group="advisor", name="scripted_schema", node=ScriptedAdvisorConfig)
+    stale, truncated = StaleAdvisorConfig(advisor="???"), TruncatedAdvisorConfig(advisor="???")
+    store.store(group="advisor", name="stale_schema", node=stale)
+    store.store(group="advisor", name="truncated_schema", node=truncated)
+    store.store(group="advisor", name="turns_schema", node=TurningAdvisorConfig)
     store.store(group="advisor", name="recorded_schema", node=RecordedAdvisorConfig)
     store.store(group="advisor", name="local_schema", node=LocalAdvisorConfig)
     store.store(group="advisor", name="chat_schema", node=ChatAdvisorConfig)

@@ -36,7 +36,8 @@ class CallsConfig:
     cache_size: int = 100_000
     ttl_steps: int | None = None
     ttl_hits: int | None = None
-    coarse: bool = False
+    coarse: bool = True
+    coarse_votes: int | None = 5
     radius: float | None = None
     latent_key: str = "observation"
     store: str | None = None
@@ -62,6 +63,7 @@ class CallsConfig:
             "ttl_steps",
             "ttl_hits",
             "radius",
+            "coarse_votes",
         ):
             value = getattr(self, name)
             rule = "it must be positive, or null to switch it off"
@@ -84,6 +86,11 @@ class CallsConfig:
         for name in ("novelty", "plateau_episodes", "td_spike"):
             rule = "with always=true every situation may be asked about already: set always=false"
             self._require(not self.always or getattr(self, name) is None, name, rule)
+        self._require(
+            self.coarse_votes is None or self.coarse,
+            "coarse_votes",
+            "there are no classes without coarse keys: set coarse_votes=null too, or coarse=true",
+        )
         self._require(self.ledger != "", "ledger", "it needs a name")
 
     def _require(self, condition: bool, name: str, rule: str) -> None:

@@ -32,24 +32,36 @@ def build_advisor(config: Any, *, seed: int) -> Advisor:
 
     Args:
         config: Mapping or dataclass with ``_target_``, the import path of the adviser's
-            class, and its keywords. A planner is handed to classes that take one.
+            class, and its keywords, which may be advisers again. Every class that takes
+            a planner or a seed is handed them.
 
     Keyword Args:
-        seed: Seed of the adviser's own random stream.
+        seed: Seed of the advisers' own random streams.
 
     Raises:
         ImportError: If Hydra, which instantiates it, is not installed.
     """
     try:
-        from hydra.utils import get_class, instantiate
+        from hydra.utils import instantiate
     except ImportError as err:
         raise ImportError(
             "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
         ) from err
     settings = dict(config) if isinstance(config, Mapping) else asdict(config)
-    accepted = inspect.signature(get_class(settings["_target_"]).__init__).parameters
-    extra = {"planner": MiniGridPlanner(), "seed": seed}
-    return instantiate(settings, **{k: v for k, v in extra.items() if k in accepted})
+    return instantiate(_handed(settings, {"planner": MiniGridPlanner(), "seed": seed}))
+
+
+def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
+    """Add ``extra`` to each class's settings, as far as its ``__init__`` takes them."""
+    if not isinstance(settings, Mapping):
+        return settings
+    from hydra.utils import get_class
+
+    handed = {name: _handed(value, extra) for name, value in settings.items()}
+    if "_target_" in handed:
+        accepted = inspect.signature(get_class(handed["_target_"]).__init__).parameters
+        handed |= {name: value for name, value in extra.items() if name in accepted}
+    return handed
 
 
 def announce(advisor: Advisor) -> None:
@@ -77,6 +89,7 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         ttl_steps=c.ttl_steps,
         ttl_hits=c.ttl_hits,
         radius=c.radius,
+        votes=c.coarse_votes,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
     return AdviceService(

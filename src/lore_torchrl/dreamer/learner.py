@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -17,9 +18,29 @@ from torchrl.objectives.utils import ValueEstimators
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from lore_torchrl.configs import DreamerConfig, LoReConfig
+from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, ShareBandit
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.modules import LogitMixer, LoReActor, TemperatureAligner, UncertaintyGate
-from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.modules import (
+    LatentDisagreement,
+    LogitMixer,
+    LoReActor,
+    PriorNet,
+    TemperatureAligner,
+    UncertaintyGate,
+    ValueEnsemble,
+)
+from lore_torchrl.objectives import (
+    LatentDisagreementLoss,
+    LoReActorLoss,
+    LoReDreamerV3Loss,
+    PriorNetLoss,
+    ValueEnsembleLoss,
+)
+
+
+def _settings(config: object, *drop: str) -> dict[str, Any]:
+    """Return the keywords that a configuration holds for its class."""
+    return {name: value for name, value in vars(config).items() if name not in drop}
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,16 @@ def build_lore_actor(
     Keyword Args:
         device: Where the buffers live. Default: ``"cpu"``.
     """
-    gate_kwargs = dict(vars(config.gate))
+    # What LoRe draws for its own networks must not move the agent's random stream.
+    with torch.random.fork_rng():
+        actor = _build_lore_actor(config, agent, device)
+    return actor.compile_decision() if config.compile_decision else actor
+
+
+def _build_lore_actor(
+    config: LoReConfig, agent: DreamerAgent, device: torch.device | str
+) -> LoReActor:
+    gate_kwargs = _settings(config.gate)
     if gate_kwargs["hysteresis"] is not None:
         gate_kwargs["hysteresis"] = tuple(gate_kwargs["hysteresis"])
     gate = UncertaintyGate(agent.num_actions, **gate_kwargs)
@@ -53,8 +83,45 @@ def build_lore_actor(
     )
     # Of the critic only its logits are wanted here, not the decoded value.
     critic: TensorDictModuleBase = agent.value[0]
-    actor = LoReActor(agent.actor, gate.to(device), mixer.to(device), value_model=critic)
-    return actor.compile_decision() if config.compile_decision else actor
+    sizes = (agent.state_dim, agent.belief_dim)
+    if config.gate.value_source == "ensemble":
+        critic = ValueEnsemble(*sizes, **vars(config.value_ensemble))
+    disagreement = prior_net = calibrator = None
+    if config.gate.disagreement_weight:
+        disagreement = LatentDisagreement(*sizes, agent.num_actions, **vars(config.disagreement))
+    if config.prior_net.enabled:
+        c = config.prior_net
+        prior_net = PriorNet(
+            sum(sizes),
+            agent.num_actions,
+            depth=c.depth,
+            num_cells=c.num_cells,
+            threshold=c.threshold,
+            calibrator=ConfidenceCalibrator(
+                num_bins=c.num_bins, decay=c.decay, prior_strength=c.prior_strength
+            ),
+        )
+    if config.calibration.enabled:
+        calibrator = ConfidenceCalibrator(num_groups=2, **_settings(config.calibration, "enabled"))
+    parts = {"disagreement": disagreement, "prior_net": prior_net, "calibrator": calibrator}
+    actor = LoReActor(agent.actor, gate, mixer, value_model=critic, **parts)
+    for part in (gate, mixer, critic, *parts.values()):
+        if part is not None:
+            part.to(device)
+    return actor
+
+
+def build_bandit(
+    config: LoReConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> ShareBandit | None:
+    """Build the bandit over shares of beta, if the configuration has one."""
+    if not config.bandit.enabled:
+        return None
+    settings = _settings(config.bandit, "enabled", "segment_steps")
+    if settings["initial"] is not None:
+        settings["initial"] = tuple(settings["initial"])
+    settings["arms"] = tuple(settings["arms"])
+    return ShareBandit(**settings, seed=seed).to(device)
 
 
 def build_learner(
@@ -63,6 +130,7 @@ def build_learner(
     *,
     lore: LoReConfig | None = None,
     lore_actor: LoReActor | None = None,
+    bandit: ShareBandit | None = None,
     device: torch.device | str = "cpu",
 ) -> Learner:
     """Build the learner; without ``lore`` it is stock DreamerV3.
@@ -75,6 +143,7 @@ def build_learner(
         lore: LoRe's settings, or ``None`` for the stock losses. Default: ``None``.
         lore_actor: The acting mixture whose gate and mixer the losses share. Needed with
             ``lore``.
+        bandit: The bandit whose trust scales what is learnt from advice. Default: ``None``.
         device: Where the loss buffers live. Default: ``"cpu"``.
     """
     c = config
@@ -116,19 +185,30 @@ def build_learner(
         "continuation_horizon": c.continuation_horizon,
         "lmbda": c.lmbda,
     }
-    if lore is None:
-        loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
-    else:
-        lore_loss = LoReActorLoss(
-            actor_loss, gate=lore_actor.gate, mixer=lore_actor.mixer, **vars(lore.loss)
-        )
-        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, **weights)
-    loss = loss.to(device)
     parameters = [
         *agent.world_model.parameters(),
         *agent.actor.parameters(),
         *value_loss.parameters(),
     ]
+    if lore is None:
+        loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
+    else:
+        parts = _advice_losses(config, agent, lore_actor)
+        lore_loss = LoReActorLoss(
+            actor_loss,
+            gate=lore_actor.gate,
+            mixer=lore_actor.mixer,
+            prior_net=lore_actor.prior_net,
+            calibrator=lore_actor.calibrator,
+            disagreement=lore_actor.disagreement,
+            value_ensemble=_ensemble(lore_actor),
+            bandit=bandit,
+            **vars(lore.loss),
+        )
+        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, **weights, **parts)
+        for part in (lore_actor.prior_net, lore_actor.disagreement, _ensemble(lore_actor)):
+            parameters += [] if part is None else part.parameters()
+    loss = loss.to(device)
     optimizer = DreamerV3Optimizer(
         [p for p in parameters if p.requires_grad],
         lr=c.lr,
@@ -146,3 +226,30 @@ def build_learner(
         mixed_precision=c.mixed_precision,
     )
     return Learner(loss, optimizer, target_updater, stepper)
+
+
+def _ensemble(lore_actor: LoReActor) -> ValueEnsemble | None:
+    critic = lore_actor.value_model
+    return critic if isinstance(critic, ValueEnsemble) else None
+
+
+def _advice_losses(
+    config: DreamerConfig, agent: DreamerAgent, lore_actor: LoReActor
+) -> dict[str, torch.nn.Module | None]:
+    """Build what learns beside the actor, for the parts that the acting policy has."""
+    prior_net, disagreement = lore_actor.prior_net, lore_actor.disagreement
+    ensemble = _ensemble(lore_actor)
+    outcomes = None
+    if lore_actor.calibrator is not None or ensemble is not None or lore_actor.gate.adapt_rate:
+        outcomes = AdviceOutcomes(
+            lore_actor.calibrator,
+            agent.value,
+            gamma=config.gamma * (1.0 - 1.0 / config.continuation_horizon),
+            lmbda=config.lmbda,
+        )
+    return {
+        "prior_net_loss": None if prior_net is None else PriorNetLoss(prior_net),
+        "disagreement_loss": None if disagreement is None else LatentDisagreementLoss(disagreement),
+        "value_ensemble_loss": None if ensemble is None else ValueEnsembleLoss(ensemble),
+        "outcomes": outcomes,
+    }

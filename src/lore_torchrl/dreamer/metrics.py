@@ -33,5 +33,12 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
             "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
             "lore/advised": batch.get(keys.MASK).float().mean(),
         }
+        origin = batch.get(keys.ORIGIN, None)
+        if origin is not None:
+            used = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
+            values["prior_net/advised"] = used
+        share = batch.get(keys.SHARE, None)
+        if share is not None:
+            values["bandit/share"] = share.mean()
     values["lore/prob_max"] = log_mix.exp().amax(-1).mean()
     return {name: value.item() for name, value in values.items()}

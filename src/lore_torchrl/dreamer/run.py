@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl._utils import logger as torchrl_logger
 from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
+from torchrl.envs import EnvBase, InitTracker, StepCounter, TensorDictPrimer
 from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
 
@@ -25,6 +26,7 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
+from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.advice import (
     advice_gauge,
     announce,
@@ -34,10 +36,16 @@ from lore_torchrl.dreamer.advice import (
     drain_before_saving,
 )
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
-from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import (
+    Learner,
+    build_bandit,
+    build_learner,
+    build_lore_actor,
+)
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
@@ -150,13 +158,21 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     env = _acting_env(c, agent.primers(), c.env.num_envs)
     env.append_transform(MiniGridSkills())
 
-    service, lore_actor, epsilon, late = None, None, None, None
+    service, lore_actor, bandit, share, epsilon, late = (None,) * 6
     observed_keys = OBSERVED_KEYS
     policy = agent.policy()
     if c.lore.enabled:
         lore_actor = build_lore_actor(c.lore, agent, device=device)
         if lore_actor.gate.hysteresis is not None:
             env.append_transform(lore_actor.gate.make_tensordict_primer())
+        acting: TensorDictModuleBase = lore_actor
+        bandit = build_bandit(c.lore, seed=c.seed, device=device)
+        if bandit is not None:
+            share = EpisodeShare(bandit, segment_steps=c.lore.bandit.segment_steps)
+            env.append_transform(share.make_tensordict_primer())
+            env.append_transform(StepCounter())
+            acting = TensorDictSequential(share, lore_actor)
+        weighs_calls = bandit is not None or lore_actor.prior_net is not None
         advisor = advisor or build_advisor(c.advisor, seed=c.seed)
         announce(advisor)
         if c.record is not None:
@@ -168,6 +184,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
                 MiniGridDescriber(
                     memory=c.env.memory, image=bool(getattr(c.advisor, "send_image", False))
                 ),
+                beta_key=keys.NEED if weighs_calls else keys.BETA,
                 success_key="success",
                 coarse=c.lore.calls.coarse,
                 latent_key=None if c.lore.calls.radius is None else c.lore.calls.latent_key,
@@ -180,7 +197,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         if c.lore.epsilon.eps_init > 0:
             epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
             after.append(epsilon)
-        policy = agent.policy(lore_actor, *after)
+        policy = agent.policy(acting, *after)
         observed_keys = (*OBSERVED_KEYS, *keys.ADVICE_KEYS)
         if service.mode == "async":
             observed_keys = (*observed_keys, keys.ADVICE_ID)
@@ -191,6 +208,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         agent,
         lore=c.lore if c.lore.enabled else None,
         lore_actor=lore_actor,
+        bandit=bandit,
         device=device,
     )
     replay = build_replay(
@@ -255,7 +273,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
     gauges = []
     if c.lore.enabled:
+        control = AdviceControlHook(share, lore_actor.prior_net, device=device)
+        control.register(trainer)
         gauges = [
+            control.gauges,
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
         ]

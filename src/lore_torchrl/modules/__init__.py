@@ -1,19 +1,27 @@
-"""Modules between the stock actor and the environment: gate, mixer, temperature."""
+"""Modules between the stock actor and the environment: gate, mixer, learnt advice."""
 
 from __future__ import annotations
 
 from lore_torchrl.modules.actor import LoReActor
+from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
+from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
+from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.temperature import TemperatureAligner
+from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 __all__ = [
+    "ImaginationActor",
+    "LatentDisagreement",
     "LoReActor",
     "LogitMixer",
     "Mixture",
+    "PriorNet",
     "RunningScale",
     "TemperatureAligner",
     "UncertaintyGate",
     "ValidEGreedyModule",
+    "ValueEnsemble",
 ]

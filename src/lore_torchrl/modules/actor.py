@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -11,12 +11,23 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictModuleBase,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from lore_torchrl import keys
+from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
+from lore_torchrl.modules.prior_net import PriorNet
+
+
+class _Decision(NamedTuple):
+    weighed: GateOutput
+    mixture: Mixture
+    index: Tensor
+    changed: Tensor
+    need: Tensor | None
+    origin: Tensor | None
 
 
 def _run(module: TensorDictModuleBase, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
@@ -46,6 +57,13 @@ class LoReActor(TensorDictModuleBase):
     :func:`torch.multinomial` draws one sample, so with the gate shut both the actions
     and the random stream equal the stock actor's.
 
+    The weight that reaches the mixer is the gate's :math:`\beta`, times the share
+    ``lore_share`` that a :class:`~lore_torchrl.control.ShareBandit` allows in this episode
+    (where that entry is there), times the trust that ``calibrator`` has in the advice.
+    ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice stands in where the
+    adviser gave none; ``lore_origin`` tells whose was used, and ``lore_need`` what a call
+    would add: :math:`\beta \cdot (1 - c_\phi)`.
+
     Args:
         actor: Actor with a one-hot categorical distribution, such as
             :class:`~torchrl.modules.DreamerV3DiscreteActor`.
@@ -55,6 +73,15 @@ class LoReActor(TensorDictModuleBase):
     Keyword Args:
         value_model: Critic that writes the gate's value logits. Needed only where the
             gate's ``value_weight`` is positive. Default: ``None``.
+        disagreement: Ensemble for the gate's third part. Needed only where the gate's
+            ``disagreement_weight`` is positive; without it the entry must be in the
+            input. Default: ``None``.
+        prior_net: Network that has learnt the advice so far. Default: ``None``.
+        calibrator: Measures what advice of a confidence is worth, by
+            ``trust(confidence, group)`` with group 0 for the adviser and 1 for
+            ``prior_net``: :class:`~lore_torchrl.control.ConfidenceCalibrator`.
+            Default: ``None``.
+        share_key: Share of :math:`\beta` allowed, ``[*B, 1]``. Default: ``"lore_share"``.
         action_key: Default: ``"action"``.
         log_prob_key: Log-probability of the action under the mixture.
             Default: ``"action_log_prob"``.
@@ -80,6 +107,10 @@ class LoReActor(TensorDictModuleBase):
         mixer: LogitMixer,
         *,
         value_model: TensorDictModuleBase | None = None,
+        disagreement: LatentDisagreement | None = None,
+        prior_net: PriorNet | None = None,
+        calibrator: nn.Module | None = None,
+        share_key: NestedKey = keys.SHARE,
         action_key: NestedKey = "action",
         log_prob_key: NestedKey = "action_log_prob",
         source_key: NestedKey = keys.SOURCE,
@@ -105,6 +136,10 @@ class LoReActor(TensorDictModuleBase):
         self.gate = gate
         self.mixer = mixer
         self.value_model = value_model if gate.value_weight else None
+        self.disagreement = disagreement if gate.disagreement_weight else None
+        self.prior_net = prior_net
+        self.calibrator = calibrator
+        self.share_key = share_key
         self.action_key = action_key
         self.log_prob_key = log_prob_key
         self.source_key = source_key
@@ -122,6 +157,8 @@ class LoReActor(TensorDictModuleBase):
             log_prob_key,
             *gate.out_keys[2:],
         ]
+        if prior_net is not None:
+            self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.NEED]
 
     def compile_decision(self, **kwargs: Any) -> LoReActor:
         """Compile gate, projection and draw into one kernel with :func:`torch.compile`.
@@ -156,21 +193,44 @@ class LoReActor(TensorDictModuleBase):
         value_logits = None
         if self.value_model is not None:
             value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
+        disagreement, was_active = self.gate.carried(tensordict)
+        if self.disagreement is not None:
+            latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
+            disagreement = self.disagreement.disagreement(*latent, log_p)
+        own = None
+        if self.prior_net is not None:
+            own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
+            for key, value in zip(self.prior_net.out_keys, own, strict=True):
+                tensordict.set(key, value)
+        share = tensordict.get(self.share_key, None)
         random = exploration_type() in (ExplorationType.RANDOM, None)
         decide = self._decide
         if self._compile_kwargs is not None:
             if self._compiled is None:
                 self.__dict__["_compiled"] = torch.compile(decide, **self._compile_kwargs)
             decide = self._compiled
-        weighed, mixture, index, changed = decide(
-            log_p, value_logits, *self.gate.carried(tensordict), *advice, random=random
+        decision = decide(
+            log_p,
+            value_logits,
+            disagreement,
+            was_active,
+            *advice,
+            own=own,
+            share=share,
+            random=random,
         )
-        self.gate.write(tensordict, weighed)
-        self.mixer.write(tensordict, mixture)
+        self.gate.write(tensordict, decision.weighed)
+        self.mixer.write(tensordict, decision.mixture)
+        index = decision.index
         action = torch.zeros_like(log_p, dtype=torch.long).scatter_(-1, index, 1)
         tensordict.set(self.action_key, action)
-        tensordict.set(self.log_prob_key, mixture.log_probs.gather(-1, index).squeeze(-1))
-        tensordict.set(self.source_key, changed.long() * keys.SOURCE_ADVICE)
+        log_probs = decision.mixture.log_probs
+        tensordict.set(self.log_prob_key, log_probs.gather(-1, index).squeeze(-1))
+        tensordict.set(self.source_key, decision.changed.long() * keys.SOURCE_ADVICE)
+        if decision.need is not None:
+            tensordict.set(keys.NEED, decision.need)
+        if decision.origin is not None:
+            tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
 
     def _decide(
@@ -183,14 +243,28 @@ class LoReActor(TensorDictModuleBase):
         confidence: Tensor,
         mask: Tensor,
         *,
+        own: tuple[Tensor, Tensor] | None,
+        share: Tensor | None,
         random: bool,
-    ) -> tuple[GateOutput, Mixture, Tensor, Tensor]:
+    ) -> _Decision:
         """Weigh, mix and pick, on tensors alone: what ``torch.compile`` can fuse."""
         weighed = self.gate.step(log_p, value_logits, disagreement, was_active)
-        mixture = self.mixer.mix(log_p, prior_logits, confidence, mask, weighed.beta)
+        beta = weighed.beta if share is None else weighed.beta * share
+        # Answers also serve later stretches, so a share of zero does not make them worthless.
+        need = None if share is None else weighed.beta
+        origin = learnt = None
+        if own is not None:
+            filled = self.prior_net.fill(own, prior_logits, confidence, mask)
+            need = weighed.beta * (1.0 - filled.sure)
+            learnt = filled.learnt.long()
+            origin = mask * keys.ORIGIN_ADVISER + learnt * keys.ORIGIN_PRIOR_NET
+            prior_logits, confidence, mask = filled[:3]
+        if self.calibrator is not None:
+            beta = beta * self.calibrator.trust(confidence, learnt)
+        mixture = self.mixer.mix(log_p, prior_logits, confidence, mask, beta)
         both = torch.stack((mixture.log_probs, log_p))
         if random:
             # In place of torch.multinomial, which does just this, for two rows at once.
             both = torch.softmax(both, -1) / torch.empty_like(log_p).exponential_()
         index, stock_index = both.argmax(-1, keepdim=True)
-        return weighed, mixture, index, index != stock_index
+        return _Decision(weighed, mixture, index, index != stock_index, need, origin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -12,10 +12,13 @@ from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
-from lore_torchrl.functional import max_entropy, two_hot_variance
+from lore_torchrl.functional import masked_correlation, max_entropy, two_hot_variance
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
-_SYMLOG_RANGE = 20.0
+_SYMLOG_RANGE = (-20.0, 20.0)
+
+# What is weighed, in the order of the buffer ``weights``.
+_PARTS = ("entropy", "value", "disagreement")
 
 
 class RunningScale(nn.Module):
@@ -71,10 +74,15 @@ class UncertaintyGate(TensorDictModuleBase):
         \beta &= \beta_{\max}\, \sigma(\kappa (u - \tau))
 
     :math:`\hat H = H / \log A` needs no statistics: its maximum is known, and a moving
-    scale would hide the very fall in entropy that should shut the gate. The critic's
-    variance (of its two-hot distribution, symlog units) and the disagreement are divided
-    by a :class:`RunningScale`. Disagreement as in `Plan2Explore
+    scale would hide the very fall in entropy that should shut the gate. The variance of
+    the value, in symlog units, comes from the critic's own two-hot distribution or from a
+    :class:`~lore_torchrl.modules.ValueEnsemble`; it and the disagreement are divided by a
+    :class:`RunningScale`. Disagreement as in `Plan2Explore
     <https://arxiv.org/abs/2005.05960>`_; a weight of zero costs no compute.
+
+    With ``adapt_rate`` the weights follow what tells where the critic is wrong (see
+    :meth:`adapt`). They then live in the buffer ``weights``, in the order of the formula,
+    and ``entropy_weight``, ``value_weight`` and ``disagreement_weight`` are their start.
 
     With ``hysteresis=(low, high)`` an environment's gate opens when :math:`u` reaches
     ``high`` and shuts when it falls below ``low``; between them it stays as it was. That
@@ -98,8 +106,17 @@ class UncertaintyGate(TensorDictModuleBase):
         dropout: Probability that a row's :math:`\beta` is zeroed, in training only.
             Default: ``0.0``.
         scale_decay: Forgetting of the running scales. Default: ``0.995``.
+        value_source: ``"two_hot"`` computes the variance from the critic's logits;
+            ``"ensemble"`` takes it as given, from ``value_variance_key``.
+            Default: ``"two_hot"``.
+        adapt_rate: Share :math:`r` of the new weights in :meth:`adapt`, in ``[0, 1]``;
+            ``0`` holds the weights, as numbers. Default: ``0.0``.
+        adapt_temperature: Softness :math:`T_w` of the new weights. Default: ``0.25``.
         logits_key: Policy logits, ``[*B, A]``. Default: ``"logits"``.
         value_logits_key: Two-hot value logits, ``[*B, K]``. Default: ``"state_value_logits"``.
+        value_variance_key: Variance of the value, ``[*B, 1]``; with
+            ``value_source="ensemble"`` it is read in place of the logits, and the attribute
+            ``value_logits_key`` names it. Default: ``"value_variance"``.
         disagreement_key: ``[*B, 1]``. Default: ``"disagreement"``.
 
     Raises:
@@ -115,6 +132,7 @@ class UncertaintyGate(TensorDictModuleBase):
 
     beta_max: Tensor
     steps: Tensor
+    weights: Tensor
 
     def __init__(
         self,
@@ -130,8 +148,12 @@ class UncertaintyGate(TensorDictModuleBase):
         warmup_steps: int = 0,
         dropout: float = 0.0,
         scale_decay: float = 0.995,
+        value_source: Literal["two_hot", "ensemble"] = "two_hot",
+        adapt_rate: float = 0.0,
+        adapt_temperature: float = 0.25,
         logits_key: NestedKey = "logits",
         value_logits_key: NestedKey = "state_value_logits",
+        value_variance_key: NestedKey = "value_variance",
         disagreement_key: NestedKey = "disagreement",
         uncertainty_key: NestedKey = keys.UNCERTAINTY,
         beta_key: NestedKey = keys.BETA,
@@ -161,6 +183,14 @@ class UncertaintyGate(TensorDictModuleBase):
             raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
+        if value_source not in ("two_hot", "ensemble"):
+            raise ValueError(f"value_source must be 'two_hot' or 'ensemble', got {value_source!r}.")
+        if not 0 <= adapt_rate <= 1:
+            raise ValueError(f"adapt_rate must lie in [0, 1], got {adapt_rate}.")
+        if not adapt_temperature > 0:
+            raise ValueError(f"adapt_temperature must be positive, got {adapt_temperature}.")
+        if value_source == "ensemble":
+            value_logits_key = value_variance_key
         self.num_actions = num_actions
         self.kappa = kappa
         self.tau = tau
@@ -170,6 +200,12 @@ class UncertaintyGate(TensorDictModuleBase):
         self.hysteresis = hysteresis
         self.warmup_steps = warmup_steps
         self.dropout = dropout
+        self.value_source = value_source
+        self.adapt_rate = adapt_rate
+        self.adapt_temperature = adapt_temperature
+        if adapt_rate:
+            start = [getattr(self, f"{name}_weight") for name in _PARTS]
+            self.register_buffer("weights", torch.tensor(start))
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         if value_weight:
@@ -213,9 +249,16 @@ class UncertaintyGate(TensorDictModuleBase):
                     f"value_weight > 0 needs {self.value_logits_key!r}: pass value_model to the "
                     "mixing actor, or set value_weight=0."
                 )
-            limit = _SYMLOG_RANGE
-            bins = torch.linspace(-limit, limit, value_logits.shape[-1], device=log_p.device)
-            parts["value"] = two_hot_variance(value_logits, bins)
+            if self.value_source == "ensemble":
+                if value_logits.shape[-1] != 1:
+                    raise ValueError(
+                        "value_source='ensemble' needs the variance of the value, [*B, 1], got "
+                        f"{tuple(value_logits.shape)}: pass a ValueEnsemble as value_model."
+                    )
+                parts["value"] = value_logits
+            else:
+                bins = torch.linspace(*_SYMLOG_RANGE, value_logits.shape[-1], device=log_p.device)
+                parts["value"] = two_hot_variance(value_logits, bins)
         if self.disagreement_weight:
             if disagreement is None:
                 raise KeyError(
@@ -238,7 +281,8 @@ class UncertaintyGate(TensorDictModuleBase):
 
         Args:
             log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
-            value_logits: Needed where ``value_weight > 0``, shape ``[*B, K]``.
+            value_logits: Needed where ``value_weight > 0``, shape ``[*B, K]``; with
+                ``value_source="ensemble"`` the variance itself, shape ``[*B, 1]``.
             disagreement: Needed where ``disagreement_weight > 0``, shape ``[*B, 1]``.
             was_active: Hysteresis state, boolean ``[*B, 1]``; ``None`` where unknown.
             update: Also update the running scales. Default: ``False``.
@@ -246,14 +290,14 @@ class UncertaintyGate(TensorDictModuleBase):
         parts = self._parts(log_p, value_logits, disagreement)
         uncertainty = torch.zeros_like(log_p[..., :1])
         if "entropy" in parts:
-            share = self.entropy_weight / max_entropy(self.num_actions)
+            share = self._weight("entropy") / max_entropy(self.num_actions)
             uncertainty = uncertainty + share * parts["entropy"]
         for name in ("value", "disagreement"):
             if name in parts:
                 scale = getattr(self, f"{name}_scale")
                 if update:
                     scale.update(parts[name])
-                uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(parts[name])
+                uncertainty = uncertainty + self._weight(name) * scale(parts[name])
         beta = self.beta_max * torch.sigmoid(self.kappa * (uncertainty - self.tau))
         if self.warmup_steps:
             beta = beta * (self.steps / self.warmup_steps).clamp(max=1.0)
@@ -266,6 +310,57 @@ class UncertaintyGate(TensorDictModuleBase):
                 active = active & (was_active | (uncertainty >= high))
             beta = torch.where(active, beta, torch.zeros_like(beta))
         return GateOutput(uncertainty, beta, active)
+
+    def _weight(self, name: str) -> float | Tensor:
+        if self.adapt_rate:
+            return self.weights[_PARTS.index(name)]
+        return getattr(self, f"{name}_weight")
+
+    @torch.no_grad()
+    def adapt(
+        self,
+        log_p: Tensor,
+        value_logits: Tensor | None,
+        disagreement: Tensor | None,
+        advantage: Tensor,
+        valid: Tensor,
+    ) -> None:
+        r"""Move the weights towards the parts that tell where the critic is wrong.
+
+        .. math::
+            w \leftarrow (1 - r)\, w + r\,\mathrm{softmax}_i\bigl(
+                \mathrm{corr}(\hat x_i, |A|) / T_w\bigr)
+
+        over the parts whose configured weight is positive, each on its scale from 0 to 1;
+        the others stay zero. The correlation is Pearson's, over the valid rows, and zero
+        for a part that is constant. With fewer than two such rows, or with
+        ``adapt_rate=0``, nothing changes.
+
+        Args:
+            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            value_logits: As in :meth:`evaluate`.
+            disagreement: As in :meth:`evaluate`.
+            advantage: :math:`A`, shape ``[*B, 1]``. Rows that are not finite do not count.
+            valid: Rows that count, boolean, shape ``[*B, 1]``.
+        """
+        if not self.adapt_rate:
+            return
+        if not valid.shape == advantage.shape == log_p[..., :1].shape:
+            raise ValueError(
+                f"advantage and valid must be {tuple(log_p[..., :1].shape)}, got "
+                f"{tuple(advantage.shape)} and {tuple(valid.shape)}."
+            )
+        valid = valid & advantage.isfinite()
+        parts = self._parts(log_p, value_logits, disagreement)
+        scores = [self.weights.new_full((), float("-inf"))] * len(_PARTS)
+        for name, part in parts.items():
+            rows = valid & part.isfinite()
+            if name != "entropy":
+                part = getattr(self, f"{name}_scale")(part)
+            scores[_PARTS.index(name)] = masked_correlation(part, advantage.abs(), rows)
+        target = torch.softmax(torch.stack(scores) / self.adapt_temperature, 0)
+        moved = self.weights.lerp(target, self.adapt_rate)
+        self.weights.copy_(torch.where(valid.sum() >= 2, moved, self.weights))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the uncertainty and the weight; in training, update the statistics."""

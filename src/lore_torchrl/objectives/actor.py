@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.common import LossModule
 from torchrl.objectives.utils import ValueEstimators
@@ -20,8 +21,12 @@ from lore_torchrl.functional import (
     masked_mean,
     step_multiplier,
 )
+from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
+from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 
 class LoReActorLoss(LossModule):
@@ -39,14 +44,26 @@ class LoReActorLoss(LossModule):
             \mathrm{ReLU}(\langle\mathrm{KL}(
             \mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle - \delta) \\
         \mathtt{loss\_lore\_bonus} &= -\beta_b\,
-            \langle w\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho(a)] \rangle
+            \langle w\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho(a)] \rangle \\
+        \mathtt{loss\_lore\_distillation} &= \lambda_d\,
+            \langle\mathrm{KL}(\mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle
 
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
     \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. The mixture is the target of
     the constraint, so its gradient moves the policy towards what it does with advice
     until the two lie within :math:`\delta`. The bonus takes the expectation over actions
-    exactly instead of scoring one sample. Terms with weight zero are not computed, and a
-    batch without advice leaves the loss, its gradients and the random stream as stock.
+    exactly instead of scoring one sample. Distillation is the constraint with
+    :math:`\delta = 0` and a fixed weight: with it the mixture can be dropped at the end.
+    Terms with weight zero are not computed, and a batch without advice leaves the loss, its
+    gradients and the random stream as stock.
+
+    With a ``prior_net`` its advice stands in where the adviser gave none, here and, with
+    ``beta_imagine_max``, in imagination (see
+    :class:`~lore_torchrl.modules.ImaginationActor`); ``imagine_bonus_weight`` adds
+    :math:`-\beta_i \langle c_\phi\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho_\phi(a)]\rangle`
+    over imagined states. With a ``bandit`` every term is scaled by its ``trust()``: what
+    advice teaches is let through only once advised episodes have shown that they return
+    more. With a ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
 
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
@@ -65,6 +82,11 @@ class LoReActorLoss(LossModule):
             ``"policy_to_prior"`` is :math:`\mathrm{KL}(\pi\|\rho)`.
             Default: ``"prior_to_policy"``.
         bonus_weight: :math:`\beta_b`. Default: ``0.0``.
+        distillation_weight: :math:`\lambda_d`; needs ``gate`` and ``mixer``.
+            Default: ``0.0``.
+        beta_imagine_max: Largest weight of advice in imagination; needs ``prior_net`` and
+            ``mixer``. Default: ``0.0``.
+        imagine_bonus_weight: :math:`\beta_i`; needs ``prior_net``. Default: ``0.0``.
         multiplier_lr: :math:`\eta` for each update; ``0`` switches the constraint off.
             Default: ``1e-3``.
         multiplier_max: :math:`\lambda_{\max}`. Default: ``1.0``.
@@ -74,10 +96,19 @@ class LoReActorLoss(LossModule):
             Default: ``None``.
         delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
 
+        prior_net: Network that has learnt the advice so far. Default: ``None``.
+        bandit: :class:`~lore_torchrl.control.ShareBandit`. Default: ``None``.
+        calibrator: :class:`~lore_torchrl.control.ConfidenceCalibrator`, shared with the
+            acting policy. Default: ``None``.
+        disagreement: Ensemble for the gate, where its ``disagreement_weight`` is
+            positive. Default: ``None``, the entry is in the input.
+        value_ensemble: Ensemble for a gate whose ``value_source`` is ``"ensemble"``.
+            Default: ``None``, the critic.
+
     Raises:
         TypeError: If ``actor_loss`` is not a stock Dreamer actor loss.
         ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is
-            unknown, or the constraint is on without ``gate`` and ``mixer``.
+            unknown, or a term is on without the parts that it needs.
 
     The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
     LoRe terms, ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and
@@ -129,6 +160,14 @@ class LoReActorLoss(LossModule):
         delta: float = 0.1,
         delta_end: float | None = None,
         delta_steps: int = 0,
+        distillation_weight: float = 0.0,
+        beta_imagine_max: float = 0.0,
+        imagine_bonus_weight: float = 0.0,
+        prior_net: PriorNet | None = None,
+        bandit: nn.Module | None = None,
+        calibrator: nn.Module | None = None,
+        disagreement: LatentDisagreement | None = None,
+        value_ensemble: ValueEnsemble | None = None,
     ):
         super().__init__()
         if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
@@ -143,6 +182,9 @@ class LoReActorLoss(LossModule):
             "delta": delta,
             "delta_end": delta if delta_end is None else delta_end,
             "delta_steps": delta_steps,
+            "distillation_weight": distillation_weight,
+            "beta_imagine_max": beta_imagine_max,
+            "imagine_bonus_weight": imagine_bonus_weight,
         }.items():
             if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}.")
@@ -161,9 +203,35 @@ class LoReActorLoss(LossModule):
                 "The constraint compares the policy with the mixture that acts: pass the "
                 "policy's gate and mixer, or set multiplier_lr=0."
             )
+        if distillation_weight and (gate is None or mixer is None):
+            raise ValueError("distillation_weight needs the policy's gate and mixer.")
+        if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
+            raise ValueError(
+                "Imagined states have no adviser but prior_net: pass it, or set "
+                "beta_imagine_max=0 and imagine_bonus_weight=0."
+            )
+        if beta_imagine_max and mixer is None:
+            raise ValueError("beta_imagine_max needs the policy's mixer.")
+        self.__dict__["_actor"] = actor_loss.actor_model
+        if beta_imagine_max:
+            actor_loss.actor_model = ImaginationActor(
+                actor_loss.actor_model,
+                prior_net,
+                mixer,
+                beta_max=beta_imagine_max,
+                bandit=bandit,
+                calibrator=calibrator,
+            )
         self.actor_loss = actor_loss
         self.gate = gate
         self.mixer = mixer
+        self.prior_net = prior_net
+        self.bandit = bandit
+        self.calibrator = calibrator
+        self.disagreement = disagreement
+        self.value_ensemble = value_ensemble
+        self.distillation_weight = distillation_weight
+        self.imagine_bonus_weight = imagine_bonus_weight
         self.prior_weight = prior_weight
         self.prior_kl = prior_kl
         self.bonus_weight = bonus_weight
@@ -180,8 +248,8 @@ class LoReActorLoss(LossModule):
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
     @property
     def actor_model(self):
-        """Actor of the wrapped loss."""
-        return self.actor_loss.actor_model
+        """The stock actor of the wrapped loss."""
+        return self._actor
 
     @property
     def value_model(self):
@@ -201,7 +269,8 @@ class LoReActorLoss(LossModule):
     @property
     def active(self) -> bool:
         """Whether any LoRe term can be non-zero."""
-        return bool(self.prior_weight or self.bonus_weight or self.constrained)
+        weights = (self.prior_weight, self.bonus_weight, self.distillation_weight)
+        return any(weights) or self.constrained
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any):
         """Build the wrapped loss's value estimator."""
@@ -230,6 +299,8 @@ class LoReActorLoss(LossModule):
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
         losses, imagined = self.actor_loss(tensordict)
+        if self.imagine_bonus_weight:
+            losses.update(self._imagined_bonus(imagined))
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
@@ -243,41 +314,50 @@ class LoReActorLoss(LossModule):
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_kl``,
-            ``lore_multiplier``, ``lore_delta``, ``lore_temperature`` and
-            ``lore_advised`` (share of the states that carry advice). Empty if no term
-            is switched on.
+            ``lore_multiplier``, ``lore_delta``, ``lore_temperature``, ``lore_advised``
+            (share of the states that carry advice) and ``lore_learnt`` (share that carry
+            PriorNet's). Empty if no term is switched on.
         """
         if not self.active:
             return TensorDict({}, [])
         tk = self.tensor_keys
-        prior_logits, weight, valid = clean_advice(
-            tensordict.get(tk.prior_logits),
-            tensordict.get(tk.confidence),
-            tensordict.get(tk.mask),
-        )
         features = tensordict.select(*self.actor_model.in_keys).detach()
+        raw = [tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
+        terms, learnt = {}, None
+        if self.prior_net is not None:
+            filled = self.prior_net.fill(self._learnt_advice(features), *raw)
+            raw, learnt = filled[:3], filled.learnt
+            terms["lore_learnt"] = learnt.float().mean()
+        prior_logits, weight, valid = clean_advice(*raw)
         log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
         aligner = None if self.mixer is None else self.mixer.temperature
         if aligner is not None and self.training:
             aligner.update(log_p.detach(), prior_logits, valid)
         tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
         log_prior = torch.log_softmax(tempered, -1)
-        weight, valid = weight.squeeze(-1), valid.squeeze(-1)
+        trust = self._trust(raw[1], learnt)
+        weight = (weight if trust is None else weight * trust).squeeze(-1)
+        valid = valid.squeeze(-1)
+        scale = 1.0 if self.bandit is None else self.bandit.trust()
 
-        terms = {"lore_advised": valid.float().mean()}
+        terms["lore_advised"] = valid.float().mean()
         if self.prior_weight:
             pair = (log_prior, log_p) if self.prior_kl == "prior_to_policy" else (log_p, log_prior)
-            terms["loss_lore_prior"] = self.prior_weight * masked_mean(
-                weight * categorical_kl(*pair), valid
-            )
+            prior = masked_mean(weight * categorical_kl(*pair), valid)
+            terms["loss_lore_prior"] = self.prior_weight * scale * prior
         if self.bonus_weight:
             expected = (log_p.exp() * log_prior).sum(-1)
-            terms["loss_lore_bonus"] = -self.bonus_weight * masked_mean(weight * expected, valid)
-        if self.constrained:
-            kl = masked_mean(self._mixture_kl(features, log_p, tensordict), valid)
-            delta = self.current_delta()
-            terms["loss_lore_constraint"] = self.multiplier.clone() * (kl - delta).clamp_min(0.0)
+            bonus = masked_mean(weight * expected, valid)
+            terms["loss_lore_bonus"] = -self.bonus_weight * scale * bonus
+        if self.constrained or self.distillation_weight:
+            kl = masked_mean(self._mixture_kl(log_p, raw, trust, tensordict), valid)
             terms["lore_kl"] = kl
+        if self.distillation_weight:
+            terms["loss_lore_distillation"] = self.distillation_weight * scale * kl
+        if self.constrained:
+            delta = self.current_delta()
+            excess = (kl - delta).clamp_min(0.0)
+            terms["loss_lore_constraint"] = self.multiplier.clone() * scale * excess
             if self.training:
                 violation = torch.where(valid.any(), kl.detach() - delta, torch.zeros_like(delta))
                 self.multiplier.copy_(
@@ -299,25 +379,71 @@ class LoReActorLoss(LossModule):
             [],
         )
 
+    def _learnt_advice(self, features: TensorDictBase) -> tuple[Tensor, Tensor]:
+        return self.prior_net.advise(*(features.get(key) for key in self.prior_net.in_keys))
+
+    def _trust(self, confidence: Tensor, learnt: Tensor | None) -> Tensor | None:
+        """Return what the calibrator makes of each state's advice, ``[*B, 1]``."""
+        if self.calibrator is None:
+            return None
+        return self.calibrator.trust(confidence, None if learnt is None else learnt.long())
+
     def _mixture_kl(
-        self, features: TensorDictBase, log_p: Tensor, tensordict: TensorDictBase
+        self,
+        log_p: Tensor,
+        advice: Sequence[Tensor],
+        trust: Tensor | None,
+        tensordict: TensorDictBase,
     ) -> Tensor:
-        value_logits = None
-        if self.gate.value_weight:
-            with torch.no_grad():
-                values = self.value_model(tensordict.select(*self.value_model.in_keys).detach())
-            value_logits = values.get(self.gate.value_logits_key)
-        beta = self.gate.evaluate(
-            log_p.detach(),
-            value_logits,
-            tensordict.get(self.gate.disagreement_key, None),
-        ).beta
-        tk = self.tensor_keys
-        mixture = self.mixer.mix(
-            log_p.detach(),
-            tensordict.get(tk.prior_logits),
-            tensordict.get(tk.confidence),
-            tensordict.get(tk.mask),
-            beta,
-        )
+        inputs = self._gate_inputs(log_p.detach(), tensordict)
+        beta = self.gate.evaluate(*inputs).beta
+        beta = beta if trust is None else beta * trust
+        mixture = self.mixer.mix(log_p.detach(), *advice, beta)
         return categorical_kl(mixture.log_probs, log_p)
+
+    @torch.no_grad()
+    def _gate_inputs(
+        self, log_p: Tensor, tensordict: TensorDictBase
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return what the gate weighs: the policy, the critic's spread, the disagreement."""
+        value_logits = disagreement = None
+        if self.gate.value_weight:
+            critic = self.value_model if self.value_ensemble is None else self.value_ensemble
+            values = critic(tensordict.select(*critic.in_keys))
+            value_logits = values.get(self.gate.value_logits_key)
+        if self.gate.disagreement_weight and self.disagreement is not None:
+            latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
+            disagreement = self.disagreement.disagreement(*latent, log_p)
+        elif self.gate.disagreement_weight:
+            disagreement = tensordict.get(self.gate.disagreement_key, None)
+        return log_p, value_logits, disagreement
+
+    def adapt_gate(self, tensordict: TensorDictBase, advantage: Tensor, valid: Tensor) -> None:
+        """Let a gate with ``adapt_rate`` weigh its parts by how they predict the advantage.
+
+        Args:
+            tensordict: ``state`` and ``belief``.
+            advantage: Advantage of what was done there, ``[*B, 1]``.
+            valid: Where it is known, boolean ``[*B, 1]``.
+        """
+        if self.gate is None or not self.gate.adapt_rate:
+            return
+        with torch.no_grad():
+            features = tensordict.select(*self.actor_model.in_keys)
+            log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
+        self.gate.adapt(*self._gate_inputs(log_p, tensordict), advantage, valid)
+
+    def _imagined_bonus(self, imagined: TensorDictBase) -> dict[str, Tensor]:
+        features = imagined.select(*self.actor_model.in_keys).detach()
+        log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
+        own = self._learnt_advice(features)
+        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
+        advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
+        prior_logits, weight, valid = clean_advice(*advice[:3])
+        trust = self._trust(advice.confidence, advice.learnt)
+        weight = weight if trust is None else weight * trust
+        scale = 1.0 if self.bandit is None else self.bandit.trust()
+        tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
+        expected = (log_p.exp() * torch.log_softmax(tempered, -1)).sum(-1)
+        bonus = masked_mean(weight.squeeze(-1) * expected, valid.squeeze(-1))
+        return {"loss_lore_imagined_bonus": -self.imagine_bonus_weight * scale * bonus}

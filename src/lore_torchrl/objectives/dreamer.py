@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensordict import NestedKey, TensorDictBase
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import unravel_key
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
+from lore_torchrl.control.outcomes import AdviceOutcomes, Outcomes
 from lore_torchrl.objectives.actor import LoReActorLoss
+from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
+from lore_torchrl.objectives.distillation import PriorNetLoss
+from lore_torchrl.objectives.value_ensemble import ValueEnsembleLoss
 
 # Dynamo reads a property neither through super() nor through its fget: the stepper's first
 # line would break the graph.
@@ -37,6 +42,15 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         replay_value_loss_weight: As in the stock class. Default: ``0.3``.
         continuation_horizon: As in the stock class. Default: ``333.0``.
         lmbda: As in the stock class. Default: ``0.95``.
+        prior_net_loss: Distils the advice on the posterior states. Default: ``None``.
+        disagreement_loss: Trains the gate's ensemble on them. Default: ``None``.
+        value_ensemble_loss: Trains the gate's value ensemble on their lambda returns;
+            needs ``outcomes``. Default: ``None``.
+        outcomes: Measures what following the advice led to, for the calibrator of
+            ``actor_loss`` and for a gate that adapts its weights. Default: ``None``.
+
+    Each of these costs nothing where it is ``None``, and none of them gives the world
+    model, the critic or the actor a gradient.
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
@@ -70,7 +84,13 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         replay_value_loss_weight: float = 0.3,
         continuation_horizon: float = 333.0,
         lmbda: float = 0.95,
+        prior_net_loss: PriorNetLoss | None = None,
+        disagreement_loss: LatentDisagreementLoss | None = None,
+        value_ensemble_loss: ValueEnsembleLoss | None = None,
+        outcomes: AdviceOutcomes | None = None,
     ):
+        if value_ensemble_loss is not None and outcomes is None:
+            raise ValueError("value_ensemble_loss regresses lambda returns: pass outcomes.")
         if not isinstance(actor_loss, LoReActorLoss):
             raise TypeError(
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
@@ -84,6 +104,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             continuation_horizon=continuation_horizon,
             lmbda=lmbda,
         )
+        self.prior_net_loss = prior_net_loss
+        self.disagreement_loss = disagreement_loss
+        self.value_ensemble_loss = value_ensemble_loss
+        self.outcomes = outcomes
 
     def _advice_keys(self) -> dict[str, NestedKey]:
         return {
@@ -107,10 +131,28 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             What the stock class returns, with ``loss_lore_*`` and LoRe's metrics.
         """
         result = super().forward(sample)
-        if not self.actor_loss.active:
-            return result
-        actor_keys = self.actor_loss.tensor_keys
         context = result.get(self.tensor_keys.replay_context)
+        if self.disagreement_loss is not None:
+            result.update(
+                self.disagreement_loss.terms(
+                    context.get(self.tensor_keys.state),
+                    context.get(self.tensor_keys.belief),
+                    sample.get(self.actor_loss.actor_loss.tensor_keys.action),
+                    sample.get(self.tensor_keys.is_init),
+                )
+            )
+        if not (self.actor_loss.active or self.prior_net_loss or self.outcomes):
+            return result
+        advised = self._advised(context, sample)
+        if self.prior_net_loss is not None:
+            result.update(self.prior_net_loss(advised))
+        if self.outcomes is not None:
+            result.update(self._judge(advised, sample))
+        return result.update(self.actor_loss.advice_terms(advised))
+
+    def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:
+        """Put the posterior states and the advice that belongs to them into one tensordict."""
+        actor_keys = self.actor_loss.tensor_keys
         advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
@@ -124,4 +166,30 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             if name == "mask":
                 value = value.reshape(*sample.batch_size, 1)
             advised.set(getattr(actor_keys, name), value)
-        return result.update(self.actor_loss.advice_terms(advised))
+        return advised
+
+    @torch.no_grad()
+    def _advice(self, advised: TensorDictBase) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Return the advice of each state, PriorNet's where the adviser gave none."""
+        actor = self.actor_loss
+        tk = actor.tensor_keys
+        advice = [advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
+        if actor.prior_net is None:
+            return advice, None
+        net = actor.prior_net
+        filled = net.fill(net.advise(*(advised.get(key) for key in net.in_keys)), *advice)
+        return list(filled[:3]), filled.learnt
+
+    def _judge(self, advised: TensorDictBase, sample: TensorDictBase) -> TensorDict:
+        """Compare what followed the advice with what did not, and learn the values."""
+        outcomes: Outcomes = self.outcomes.evaluate(advised, sample)
+        result = TensorDict({}, [])
+        if self.training and self.outcomes.calibrator is not None:
+            advice, learnt = self._advice(advised)
+            action = sample.get(self.actor_loss.actor_loss.tensor_keys.action)
+            result.update(self.outcomes.judge(outcomes, action, *advice, learnt))
+        if self.value_ensemble_loss is not None:
+            result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
+        if self.training:
+            self.actor_loss.adapt_gate(advised, outcomes.advantage, outcomes.valid)
+        return result

@@ -28,11 +28,17 @@ class _Entry:
 
 
 class AdviceCache:
-    """Cache from the key of a situation to its advice; drops the least recently used.
+    r"""Cache from the key of a situation to its advice; drops the least recently used.
 
     The exact key is looked up first, then the neighbourhood: the latest advice under the
     same coarse key, then that of the nearest latent within ``radius``. Both are used
     where the caller gives a coarse key or a latent.
+
+    With ``votes`` the situations of one coarse key are one class. The average of all its
+    answers serves every situation in it, also those that have an answer of their own:
+    :math:`\log \sum_i c_i\,\mathrm{softmax}(\ell_i)`, with the mean confidence. So single
+    wrong answers are outvoted. Until a class has that many answers, :meth:`wants` calls
+    each new situation in it worth a question.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. What a restarted
     process finds there, or other processes have bought since, is taken in at the first
@@ -50,6 +56,8 @@ class AdviceCache:
         radius: Largest Euclidean distance at which a latent's advice serves another;
             ``None`` for no search by latents. Latents of different world models cannot
             be compared: keep their caches apart by ``prefix``. Default: ``None``.
+        votes: Answers that a coarse key should have; ``None`` for the latest alone.
+            Default: ``None``.
         prefix: What the answers depend on beside the situation, such as the hash of
             the adviser's prompt. Caches of other prefixes in the same store are not
             seen. Default: empty.
@@ -78,13 +86,15 @@ class AdviceCache:
         ttl_steps: int | None = None,
         ttl_hits: int | None = None,
         radius: float | None = None,
+        votes: int | None = None,
         prefix: str = "",
     ) -> None:
         if max_entries < 1:
             raise ValueError(
                 f"AdviceCache needs room for at least one entry, got max_entries={max_entries}."
             )
-        for name, value in (("ttl_steps", ttl_steps), ("ttl_hits", ttl_hits)):
+        limits = (("ttl_steps", ttl_steps), ("ttl_hits", ttl_hits), ("votes", votes))
+        for name, value in limits:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}. Use None for no end.")
         self.max_entries = max_entries
@@ -92,6 +102,7 @@ class AdviceCache:
         self.ttl_steps = ttl_steps
         self.ttl_hits = ttl_hits
         self.radius = radius
+        self.votes = votes
         self.prefix = prefix
         self.hits = 0
         self.near_hits = 0
@@ -147,7 +158,7 @@ class AdviceCache:
             entry = self._entries[found]
             entry.served += 1
             self._entries.move_to_end(found)
-            return entry.advice
+            return self._voted(found, coarse)
 
     def peek(
         self, key: str, coarse: str | None = None, latent: ArrayLike | None = None
@@ -155,7 +166,28 @@ class AdviceCache:
         """Return what :meth:`get` would; neither counters, order nor uses change."""
         with self._lock:
             found, _ = self._find(key, coarse, latent)
-            return None if found is None else self._entries[found].advice
+            return None if found is None else self._voted(found, coarse)
+
+    def wants(self, key: str, coarse: str | None) -> bool:
+        """Return whether an answer to this situation would be a new vote for its class.
+
+        Args:
+            key: Exact key.
+            coarse: Coarse key; without one there is no class.
+        """
+        if self.votes is None or coarse is None:
+            return False
+        with self._lock:
+            members = [found for found in self._near.find(coarse=coarse) if self._alive(found)]
+            return key not in members and len(members) < self.votes
+
+    def _voted(self, found: str, coarse: str | None) -> Advice:
+        """Return the advice found or, with ``votes``, the average of its class."""
+        own = self._entries[found]
+        if self.votes is None or coarse is None or own.coarse != coarse:
+            return own.advice
+        keys = [key for key in self._near.find(coarse=coarse) if self._alive(key)]
+        return average([self._entries[key].advice for key in keys]) if keys else own.advice
 
     def _find(
         self, key: str, coarse: str | None, latent: ArrayLike | None
@@ -376,6 +408,31 @@ class AdviceCache:
             for key, entry in entries:
                 self._number(entry)
                 self._insert(key, entry)
+
+
+def average(advices: Sequence[Advice]) -> Advice:
+    """Return the confidence-weighted mean of some answers' distributions, as one answer.
+
+    Args:
+        advices: At least one; those with another number of logits than the first are
+            left out.
+
+    Examples:
+        >>> both = average([Advice(logits=(0.0, 3.0)), Advice(logits=(3.0, 0.0))])
+        >>> both.logits[0] == both.logits[1]
+        True
+    """
+    if len(advices) == 1:
+        return advices[0]
+    same = [advice for advice in advices if len(advice.logits) == len(advices[0].logits)]
+    logits = np.array([advice.logits for advice in same], dtype=np.float64)
+    weights = np.array([advice.confidence for advice in same])
+    share = weights if weights.any() else np.ones_like(weights)
+    probs = np.exp(logits - logits.max(1, keepdims=True))
+    mean = share @ (probs / probs.sum(1, keepdims=True)) / share.sum()
+    # The smallest probability that a float32 keeps apart from zero.
+    logs = np.log(np.maximum(mean, 1e-38))
+    return Advice(logits=tuple(logs.tolist()), confidence=float(weights.mean()))
 
 
 def _to_json(advice: Advice) -> str:

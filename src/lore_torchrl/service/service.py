@@ -172,6 +172,14 @@ class AdviceService:
             advice = look(self._prefixed(key), self._prefixed(near.coarse), near.latent)
         return Reply(0 if advice is not None else advice_id, advice)
 
+    def wants(self, key: str, near: Near) -> bool:
+        """Return whether a situation that has advice is worth a question all the same.
+
+        So it is where its class has too few answers yet: see ``votes`` of
+        :class:`~lore_torchrl.service.AdviceCache`.
+        """
+        return self.cache.wants(self._prefixed(key), self._prefixed(near.coarse))
+
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
         if key is None or not prefix or prefix == self.cache.prefix:

@@ -358,7 +358,8 @@ class AdviceTransform(Transform):
                 None if latents is None else latents[row].reshape(-1),
             )
             reply = self.service.find(key, near, count=self._armed)
-            if self._rows.put(row, reply):
+            known = self._rows.put(row, reply)
+            if known and not self.service.wants(key, near):
                 served.append(row)
             else:
                 candidates.append(row)

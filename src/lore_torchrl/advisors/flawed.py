@@ -1,0 +1,295 @@
+"""Wrappers that spoil another adviser's answers, for studies of robustness."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import AdviceError, Usage
+from lore_torchrl.advisors.scripted import restore_stream, stream_state
+
+Answer = Advice | AdviceError | None
+
+# As lore_torchrl.advisors.parsing.PROBABILITY_FLOOR, whose module needs pydantic.
+_FLOOR = 1e-4
+
+
+class _Wrapper:
+    """What the wrappers share: whatever they do not have is the wrapped adviser's own."""
+
+    advisor: Advisor
+
+    def __getattr__(self, name: str) -> Any:
+        # Before __init__ has set it (copy, pickle) there is nothing to look through.
+        if name == "advisor" or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.advisor, name)
+
+
+class StaleAdvisor(_Wrapper):
+    r"""Give each question the answer that belonged to an earlier one.
+
+    Question :math:`k` is answered :math:`a(q_{k - \text{lag}})`, where :math:`a` is the
+    wrapped adviser; as long as there was none so early, it is answered as it is. Every
+    question is put to the wrapped adviser when it comes, and costs what it costs then.
+    Questions count in the order in which their answers come, which in a blocking run is
+    the order of asking. Errors pass at once and do not count.
+
+    A cache in front keeps the first, stale answer of each situation.
+
+    Args:
+        advisor: Whose answers come late.
+        lag: How many questions late. Default: ``1``.
+
+    Raises:
+        ValueError: If ``lag`` is not a positive integer, or ``advisor`` has no ``advise``.
+
+    Examples:
+        >>> import asyncio
+        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
+        >>> planner = {"door": [0.0, 1.0], "wall": [1.0, 0.0]}
+        >>> fresh = ScriptedAdvisor(lambda request: planner[request.cache_key])
+        >>> ask = [AdviceRequest(key, ("turn", "open"), key) for key in ("door", "wall", "wall")]
+        >>> [a.logits for a in asyncio.run(StaleAdvisor(fresh).advise(ask))]
+        [(0.0, 3.0), (0.0, 3.0), (3.0, 0.0)]
+    """
+
+    def __init__(self, advisor: Advisor, *, lag: int = 1):
+        _check_advisor("advisor", advisor)
+        if not isinstance(lag, int) or lag < 1:
+            raise ValueError(
+                f"lag must be a positive integer, got {lag!r}: for fresh advice leave the "
+                "wrapper away."
+            )
+        self.advisor = advisor
+        self.lag = lag
+        self._earlier: deque[Advice | None] = deque(maxlen=lag)
+
+    @property
+    def cache_prefix(self) -> str:
+        """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
+        return f"stale-{self.lag}:{getattr(self.advisor, 'cache_prefix', '')}"
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
+        """Ask the wrapped adviser, and answer with what it said earlier."""
+        return [self._swap(answer) for answer in await self.advisor.advise(requests)]
+
+    def _swap(self, fresh: Answer) -> Answer:
+        if isinstance(fresh, AdviceError):
+            return fresh
+        late = self._earlier[0] if len(self._earlier) == self.lag else fresh
+        self._earlier.append(fresh)
+        if late is None:
+            return None
+        # What is paid for is the question asked now.
+        return replace(late, usage=Usage() if fresh is None else fresh.usage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the answers held back and the wrapped adviser's state, as JSON holds them."""
+        return {
+            "earlier": [
+                None if one is None else [list(one.logits), one.confidence, one.raw]
+                for one in self._earlier
+            ],
+            "advisor": _state_of(self.advisor),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        self._earlier = deque(
+            (
+                None if one is None else Advice(tuple(one[0]), one[1], raw=one[2])
+                for one in state_dict["earlier"]
+            ),
+            maxlen=self.lag,
+        )
+        _restore(self.advisor, state_dict["advisor"])
+
+
+class TruncatedAdvisor(_Wrapper):
+    r"""Leave a random subset of the actions out of each answer.
+
+    What remains looks as an answer does whose labels a chat server listed only in part
+    (:class:`~lore_torchrl.advisors.modes.LogprobsMode`). With
+    :math:`p = \mathrm{softmax}(\ell)` and the set :math:`K` of the actions kept, each one
+    with probability ``keep`` and at least one,
+
+    .. math::
+        \ell'_a = \log\max\left([a \in K]\, p_a / p(K),\; 10^{-4}\right),
+        \qquad c' = c\, p(K), \qquad p(K) = \sum_{b \in K} p_b.
+
+    A cache in front keeps the first subset drawn for each situation.
+
+    Args:
+        advisor: Whose answers lose actions.
+        keep: Probability with which each action stays, from 0 (one random action stays)
+            to 1 (all do). Default: ``0.5``.
+        seed: Seed of the wrapper's own random stream. Default: ``0``.
+
+    Raises:
+        ValueError: If ``keep`` is out of range, or ``advisor`` has no ``advise``.
+
+    Examples:
+        >>> import asyncio
+        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
+        >>> whole = ScriptedAdvisor(lambda request: [0.0, 1.0])
+        >>> request = AdviceRequest("at the door", ("wait", "open"), "door")
+        >>> (answer,) = asyncio.run(TruncatedAdvisor(whole, keep=0.0).advise([request]))
+        >>> [round(logit, 2) for logit in answer.logits], round(answer.confidence, 3)
+        ([0.0, -9.21], 0.047)
+    """
+
+    def __init__(self, advisor: Advisor, *, keep: float = 0.5, seed: int = 0):
+        _check_advisor("advisor", advisor)
+        if not 0.0 <= keep <= 1.0:
+            raise ValueError(
+                f"keep must lie in [0, 1], got {keep}: it is the probability with which each "
+                "action stays."
+            )
+        self.advisor = advisor
+        self.keep = keep
+        # A stream of its own: the wrapped adviser may have been given the same seed.
+        self._random = random.Random(f"truncated {seed}")
+
+    @property
+    def cache_prefix(self) -> str:
+        """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
+        return f"truncated-{self.keep:g}:{getattr(self.advisor, 'cache_prefix', '')}"
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
+        """Ask the wrapped adviser, and leave out actions from each answer."""
+        answers = await self.advisor.advise(requests)
+        return [self._truncate(one) if isinstance(one, Advice) else one for one in answers]
+
+    def _truncate(self, advice: Advice) -> Advice:
+        kept = [self._random.random() < self.keep for _ in advice.logits]
+        if not any(kept):
+            kept[self._random.randrange(len(kept))] = True
+        pairs = list(zip(advice.logits, kept, strict=True))
+        # Each sum from its own top: none underflows, however far the best action left out.
+        top_kept = max(logit for logit, stays in pairs if stays)
+        weights = [math.exp(logit - top_kept) if stays else 0.0 for logit, stays in pairs]
+        top = max(advice.logits)
+        everything = sum(math.exp(logit - top) for logit in advice.logits)
+        mass = math.exp(top_kept - top) * sum(weights) / everything
+        return replace(
+            advice,
+            logits=tuple(math.log(max(weight / sum(weights), _FLOOR)) for weight in weights),
+            confidence=advice.confidence * min(1.0, mass),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random stream's and the wrapped adviser's state, as JSON holds them."""
+        return {"random": stream_state(self._random), "advisor": _state_of(self.advisor)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        restore_stream(self._random, state_dict["random"])
+        _restore(self.advisor, state_dict["advisor"])
+
+
+class TurningAdvisor(_Wrapper):
+    """Answer as one adviser first, and as another from some question on.
+
+    With a good ``before`` and an adversarial ``after`` it earns trust and then abuses it.
+    A question counts once it is asked, answered or not; a batch may be split between the
+    two. Only what reaches the adviser counts: a cache in front goes on giving the answers
+    that it holds from before the turn, until they expire.
+
+    Args:
+        before: Who answers the first ``turn_after`` questions.
+        after: Who answers all others.
+        turn_after: Questions before the turn; 0 turns at once. Default: ``None``, never.
+
+    Raises:
+        ValueError: If ``turn_after`` is neither ``None`` nor a non-negative integer, or an
+            adviser has no ``advise``.
+
+    Examples:
+        >>> import asyncio
+        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
+        >>> def planner(request):
+        ...     return [0.0, 1.0]
+        >>> good, bad = ScriptedAdvisor(planner), ScriptedAdvisor(planner, competence=-1.0)
+        >>> ask = [AdviceRequest("at the door", ("wait", "open"), "door")] * 3
+        >>> [a.logits for a in asyncio.run(TurningAdvisor(good, bad, turn_after=2).advise(ask))]
+        [(0.0, 3.0), (0.0, 3.0), (3.0, 0.0)]
+    """
+
+    def __init__(self, before: Advisor, after: Advisor, *, turn_after: int | None = None):
+        _check_advisor("before", before)
+        _check_advisor("after", after)
+        if turn_after is not None and (not isinstance(turn_after, int) or turn_after < 0):
+            raise ValueError(
+                f"turn_after must be an integer from 0 up, got {turn_after!r}: use None for an "
+                "adviser that never turns."
+            )
+        self.before = before
+        self.after = after
+        self.turn_after = turn_after
+        self._asked = 0
+
+    @property
+    def advisor(self) -> Advisor:
+        """Who answers the next question."""
+        turned = self.turn_after is not None and self._asked >= self.turn_after
+        return self.after if turned else self.before
+
+    @property
+    def cache_prefix(self) -> str:
+        """Both advisers' own behind a mark; the turn does not change it."""
+        inner = (getattr(one, "cache_prefix", "") for one in (self.before, self.after))
+        return f"turns-{self.turn_after}:{''.join(inner)}"
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
+        """Put each question to the one whose turn it is."""
+        first = len(requests)
+        if self.turn_after is not None:
+            first = max(0, self.turn_after - self._asked)
+        # Counted before anything is awaited: several calls may be under way.
+        self._asked += len(requests)
+        answers: list[Answer] = []
+        for advisor, part in ((self.before, requests[:first]), (self.after, requests[first:])):
+            if part:
+                answers += await advisor.advise(part)
+        return answers
+
+    async def aclose(self) -> None:
+        """Close both advisers' connections, where they have any."""
+        for advisor in (self.before, self.after):
+            aclose = getattr(advisor, "aclose", None)
+            if callable(aclose):
+                await aclose()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of questions and both advisers' states, as JSON holds them."""
+        return {
+            "asked": self._asked,
+            "before": _state_of(self.before),
+            "after": _state_of(self.after),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        self._asked = state_dict["asked"]
+        _restore(self.before, state_dict["before"])
+        _restore(self.after, state_dict["after"])
+
+
+def _check_advisor(name: str, advisor: object) -> None:
+    if not callable(getattr(advisor, "advise", None)):
+        raise ValueError(f"{name} must be an adviser with an async `advise`, got {advisor!r}.")
+
+
+def _state_of(advisor: Any) -> dict[str, Any] | None:
+    return advisor.state_dict() if hasattr(advisor, "state_dict") else None
+
+
+def _restore(advisor: Any, state: Mapping[str, Any] | None) -> None:
+    if state is not None and hasattr(advisor, "load_state_dict"):
+        advisor.load_state_dict(state)

@@ -1,0 +1,377 @@
+"""Choosing how much advice to allow in an episode, by what episodes returned."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ShareBandit(nn.Module):
+    r"""Draw, for each episode, the share of the advice's weight that is allowed.
+
+    Arm :math:`k` of :math:`K` allows the share ``arms[k]``; arm 0 allows none. The learner
+    is EXP3 with implicit exploration (`EXP3-IX <https://arxiv.org/abs/1506.03271>`_) and,
+    for tracking a change, the shared weights of EXP3.S (Auer et al. 2002,
+    https://doi.org/10.1137/S0097539701398375). With :math:`r \in [0, 1]` the normalised
+    return of an episode whose arm was drawn with probability :math:`p_k`,
+
+    .. math::
+        \hat\ell_k &= \frac{1 - r}{p_k + \eta / 2}, \qquad
+        w_k \leftarrow (1 - \alpha)\, w_k e^{-\eta \hat\ell_k} + \frac{\alpha}{K}
+            \sum_i w_i e^{-\eta \hat\ell_i} \\
+        x_k &= \frac{\gamma}{K} \min\Bigl(1, \frac{\bar L}{L_k}\Bigr), \qquad
+        q_k = \Bigl(1 - \sum_i x_i\Bigr) \frac{w_k}{\sum_i w_i} + x_k
+
+    Exploration is counted in steps: an episode without advice may last ten times as long
+    as one with it, so an arm whose episodes are longer (:math:`L_k`) than the mean
+    episode (:math:`\bar L`) is explored less often, and takes about :math:`\gamma / K` of
+    the steps.
+
+    **The gate.** Being wrong about advice is not symmetric: an agent that has learnt to
+    lean on bad advice must unlearn it. With ``gated=True`` advised arms therefore get only
+    the mass :math:`m` that evidence warrants, and all shares are shares of steps:
+
+    .. math::
+        p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
+        m &= \max\Bigl(m_{\min},\; 1 - \frac{\text{advised episodes}}{\text{trial}},\;
+            \frac{e - e_{low}}{e_{high} - e_{low}}\Bigr) \text{ clipped to } [0, 1] \\
+        e &= \Phi\Bigl(\frac{\mu_1 - \mu_0}{\sqrt{v_1 + v_0}}\Bigr)
+
+    :math:`e` approximates the probability that advised episodes return more than
+    unadvised ones: :math:`\mu, v` are mean and variance of
+    :math:`\mathrm{Beta}(2 m_0 + n\bar r, 2 (1 - m_0) + n(1 - \bar r))` for the decayed
+    number :math:`n` of episodes with and without advice. Both start from the mean of all
+    episodes, :math:`m_0 = (\frac12 + n \bar r) / (2 + n)`, so that the evidence is one half
+    until the two differ, and returns there as episodes fade from the sums: then the
+    probation :math:`m_{\min}` keeps buying the data that it lacks. Before the first episode
+    :math:`m_0` is a quarter: where reward is sparse a few empty episodes are no surprise.
+
+    While the gate holds, arm 0 is drawn far more often than :math:`q` says and implicit
+    exploration hides most of the rarer arms' losses: the weights then drift towards the
+    advised arms, and it is :math:`m` alone that holds those back.
+
+    Returns are normalised by the smallest and largest so far, 0 included; the sums are
+    kept raw and normalised where they are used. A row whose return is not finite counts
+    nothing but is counted in ``ignored``.
+
+    Keyword Args:
+        arms: Shares of beta, rising from 0. Default: ``(0.0, 0.25, 0.5, 1.0)``.
+        initial: First weights :math:`w`, positive, one an arm; ``None`` for equal ones.
+            Default: ``None``.
+        learning_rate: :math:`\eta > 0` for each episode. Default: ``0.2``.
+        exploration: :math:`\gamma`, share of steps spent evenly, in ``[0, 1)``.
+            Default: ``0.05``.
+        sharing: :math:`\alpha` in ``[0, 1)``; positive to follow a best arm that changes.
+            Default: ``0.0``.
+        decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.98``.
+        trial_episodes: Advised episodes until evidence alone decides. Default: ``8``.
+        probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
+        evidence_low: :math:`e_{low}`. Default: ``0.6``.
+        evidence_high: :math:`e_{high}`; trust starts here. Default: ``0.8``.
+        trust_high: Evidence at which trust is whole. Default: ``0.95``.
+        gated: ``False`` is plain EXP3-IX. Default: ``True``.
+        seed: Seed of the bandit's own random stream; the global one is left alone.
+            Default: ``0``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Examples:
+        >>> bandit = ShareBandit(arms=(0.0, 1.0))
+        >>> column = torch.ones(20, 1)
+        >>> arm = torch.arange(20).remainder(2).unsqueeze(-1)
+        >>> bandit.observe(arm, column / 2, 1.0 * arm, 100 * column, column.bool())
+        >>> bandit.evidence() > 0.99, bandit.probs()[1] > 0.9
+        (tensor(True), tensor(True))
+    """
+
+    def __init__(
+        self,
+        *,
+        arms: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0),
+        initial: tuple[float, ...] | None = None,
+        learning_rate: float = 0.2,
+        exploration: float = 0.05,
+        sharing: float = 0.0,
+        decay: float = 0.98,
+        trial_episodes: int = 8,
+        probation: float = 0.05,
+        evidence_low: float = 0.6,
+        evidence_high: float = 0.8,
+        trust_high: float = 0.95,
+        gated: bool = True,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.seed = seed
+        self.__dict__["_generator"] = None
+        arms = tuple(float(arm) for arm in arms)
+        rising = all(one < other for one, other in pairwise(arms))
+        if len(arms) < 2 or arms[0] != 0 or not rising or not arms[-1] <= 1:
+            raise ValueError(f"arms must start at 0 (no advice) and rise to at most 1, got {arms}.")
+        initial = (1.0,) * len(arms) if initial is None else tuple(map(float, initial))
+        if len(initial) != len(arms) or not all(0 < weight < math.inf for weight in initial):
+            raise ValueError(
+                f"initial must hold a positive weight for each of {len(arms)} arms, got {initial}."
+            )
+        evidence = (evidence_low, evidence_high, trust_high)
+        ordered = 0 <= evidence_low < evidence_high < trust_high <= 1
+        for name, value, fine, rule in (
+            ("learning_rate", learning_rate, 0 < learning_rate < math.inf, "be positive"),
+            ("exploration", exploration, 0 <= exploration < 1, "lie in [0, 1)"),
+            ("sharing", sharing, 0 <= sharing < 1, "lie in [0, 1)"),
+            ("decay", decay, 0 < decay <= 1, "lie in (0, 1]"),
+            ("trial_episodes", trial_episodes, trial_episodes >= 0, "not be negative"),
+            ("probation", probation, 0 <= probation <= 1, "lie in [0, 1]"),
+            ("evidence_low, evidence_high, trust_high", evidence, ordered, "rise within [0, 1]"),
+        ):
+            if not fine:
+                raise ValueError(f"{name} must {rule}, got {value}.")
+        self.num_arms = len(arms)
+        self.learning_rate = learning_rate
+        self.exploration_ix = learning_rate / 2
+        self.exploration = exploration
+        self.sharing = sharing
+        self.decay = decay
+        self.trial_episodes = trial_episodes
+        self.probation = probation
+        self.evidence_low = evidence_low
+        self.evidence_high = evidence_high
+        self.trust_high = trust_high
+        self.gated = gated
+        # A setting, not progress: a checkpoint must not replace it.
+        self.register_buffer("arms", torch.tensor(arms), persistent=False)
+        # What the learner knows; decayed sums; what regret is estimated from.
+        sums = "counts return_sums length_counts length_sums inverse_probs weighted_returns"
+        for name in sums.split():
+            self.register_buffer(name, torch.zeros(len(arms)))
+        self._least_weight = min(initial) / sum(initial)
+        first = torch.tensor(initial).log()
+        self.register_buffer("log_weights", first - first.amax())
+        for name in ("episodes", "obtained", "low", "high"):
+            self.register_buffer(name, torch.zeros(()))
+        for name in ("advised_episodes", "ignored"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+
+    def _normalised(self, total: Tensor, count: Tensor) -> Tensor:
+        """Return a sum of ``count`` returns on the scale from 0 to ``count``."""
+        span = self.high - self.low
+        scaled = (total - count * self.low) / torch.where(span > 0, span, 1.0)
+        return torch.where(span > 0, torch.minimum(scaled.clamp_min(0.0), count), 0.0)
+
+    def _shortness(self) -> Tensor:
+        r"""Return :math:`\bar L / L_k` of each arm, 1 where its length is not known."""
+        mean = self.length_sums.sum() / self.length_counts.sum()
+        shortness = mean * self.length_counts / self.length_sums
+        return torch.where(self.length_sums > 0, shortness, 1.0)
+
+    def exp3_probs(self) -> Tensor:
+        """Return the learner's own distribution, ungated, shape ``[K]``."""
+        explored = self.exploration / self.num_arms * self._shortness().clamp_max(1.0)
+        return (1.0 - explored.sum()) * torch.softmax(self.log_weights, -1) + explored
+
+    def evidence(self) -> Tensor:
+        """Return the probability that advised episodes return more, a scalar."""
+        count = torch.stack((self.counts[0], self.counts[1:].sum()))
+        total = torch.stack((self.return_sums[0], self.return_sums[1:].sum()))
+        won = self._normalised(total, count)
+        pooled = (0.5 + won.sum()) / (2.0 + count.sum())
+        mean = (2.0 * pooled + won) / (2.0 + count)
+        variance = mean * (1.0 - mean) / (3.0 + count)
+        return torch.special.ndtr((mean[1] - mean[0]) / variance.sum().sqrt())
+
+    def advised_mass(self) -> Tensor:
+        """Return :math:`m`, the share of steps that the learner may decide, a scalar."""
+        span = self.evidence_high - self.evidence_low
+        mass = ((self.evidence() - self.evidence_low) / span).clamp(self.probation, 1.0)
+        if self.trial_episodes:
+            mass = torch.maximum(mass, 1.0 - self.advised_episodes / self.trial_episodes)
+        return mass
+
+    def trust(self) -> Tensor:
+        r"""Return how much of what advice teaches is let through, a scalar.
+
+        :math:`\mathrm{clip}((e - e_{high}) / (e_{trust} - e_{high}), 0, 1)`: nothing until
+        advised episodes have shown that they return more.
+        """
+        span = self.trust_high - self.evidence_high
+        return ((self.evidence() - self.evidence_high) / span).clamp(0.0, 1.0)
+
+    def probs(self) -> Tensor:
+        """Return the distribution that arms are drawn from, shape ``[K]``."""
+        if not self.gated:
+            return self.exp3_probs()
+        mass = self.advised_mass()
+        share = mass * self.exp3_probs()
+        share = torch.cat((share[:1] + (1.0 - mass), share[1:]))
+        probs = share * self._shortness()
+        return probs / probs.sum()
+
+    def _generator_on(self, device: torch.device) -> torch.Generator:
+        if self._generator is None or self._generator.device != device:
+            self.__dict__["_generator"] = torch.Generator(device).manual_seed(self.seed)
+        return self._generator
+
+    def get_extra_state(self) -> Tensor | None:
+        """Return the state of the random stream, for ``state_dict``."""
+        return None if self._generator is None else self._generator.get_state()
+
+    def set_extra_state(self, state: Tensor | None) -> None:
+        """Go on with a saved random stream."""
+        if state is not None:
+            self._generator_on(self.low.device).set_state(state.cpu())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A generator cannot be copied: copies begin at the seed.
+        return {**self.__dict__, "_generator": None}
+
+    @torch.no_grad()
+    def draw(self, num: int) -> tuple[Tensor, Tensor]:
+        """Draw arms for episodes that begin now.
+
+        Args:
+            num: Number of episodes :math:`N`.
+
+        Returns:
+            Arms, int64 ``[N, 1]``, and their probabilities, ``[N, 1]``.
+        """
+        probs = self.probs()
+        generator = self._generator_on(probs.device)
+        arm = torch.multinomial(probs, num, replacement=True, generator=generator).unsqueeze(-1)
+        return arm, probs[arm]
+
+    @torch.no_grad()
+    def observe(
+        self, arm: Tensor, prob: Tensor, episode_return: Tensor, length: Tensor, done: Tensor
+    ) -> None:
+        """Learn from finished episodes.
+
+        The rows of a call are one update: their loss estimates are added up. Each was
+        divided by the probability it was drawn with, so without ``sharing`` the weights
+        are those of one update a row; with it, the weights are shared once, by
+        :math:`1 - (1 - α)^n` for :math:`n` episodes. The decayed sums are those of one
+        update a row.
+
+        Args:
+            arm: Arm of the episode, int64 ``[N, 1]`` or any other shape.
+            prob: Probability it was drawn with, same shape.
+            episode_return: Undiscounted return, same shape.
+            length: Steps of the episode, same shape; unknown where not positive.
+            done: Rows at which an episode ended, boolean, same shape, in order of time.
+                All other rows are left out.
+
+        Raises:
+            ValueError: If the shapes differ.
+        """
+        shapes = [tuple(value.shape) for value in (arm, prob, episode_return, length, done)]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"arm, prob, episode_return, length, done: shapes differ, {shapes}.")
+        arm, done = arm.reshape(-1), done.reshape(-1)
+        prob, value, length = (x.reshape(-1).float() for x in (prob, episode_return, length))
+        usable = value.isfinite() & (prob > 0)
+        counted = done & usable
+        self.ignored.add_((done & ~usable).sum())
+        value = torch.where(counted, value, 0.0)
+        prob = torch.where(counted, prob, 1.0)
+        self.low.copy_(torch.minimum(self.low, value.amin()))
+        self.high.copy_(torch.maximum(self.high, value.amax()))
+        seen = counted.float()
+        index = torch.arange(self.num_arms, device=arm.device)
+        chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
+
+        # An episode is as old as the number of episodes that ended after it.
+        later = seen.flip(0).cumsum(0).flip(0) - seen
+        recent = self.decay**later
+        forget = self.decay ** seen.sum()
+        timed = (length.isfinite() & (length > 0)).float()
+        length = torch.where(timed > 0, length, 0.0)
+        for sums, added in (
+            (self.counts, torch.ones_like(value)),
+            (self.return_sums, value),
+            (self.length_counts, timed),
+            (self.length_sums, length),
+        ):
+            sums.mul_(forget).add_((recent * added) @ chosen)
+
+        self.advised_episodes.add_((counted & (arm > 0)).sum())
+        self.episodes.add_(seen.sum())
+        self.obtained.add_(value.sum())
+        self.inverse_probs.add_((1.0 / prob) @ chosen)
+        self.weighted_returns.add_((value / prob) @ chosen)
+
+        loss = (1.0 - self._normalised(value, torch.ones_like(value))) / (
+            prob + self.exploration_ix
+        )
+        log_weights = self.log_weights - self.learning_rate * (loss @ chosen)
+        if self.sharing:
+            kept = seen.sum() * math.log1p(-self.sharing)
+            shared = torch.log(-torch.expm1(kept) / self.num_arms)
+            shared = shared + torch.logsumexp(log_weights, -1)
+            log_weights = torch.logaddexp(log_weights + kept, shared)
+        self.log_weights.copy_(log_weights - log_weights.amax())
+
+    def regret(self) -> Tensor:
+        r"""Estimate the return missed against the best fixed arm, in normalised episodes.
+
+        .. math::
+            \max\Bigl(0, \max_k N \frac{\sum_t [k_t = k]\, r_t / p_t}{\sum_t [k_t = k] / p_t}
+                - \sum_t r_t\Bigr)
+
+        A self-normalised estimate: what an arm would have returned is known only from the
+        episodes that drew it, and the largest of noisy estimates is too large on average.
+        """
+        known = self.inverse_probs > 0
+        mean = self.weighted_returns / torch.where(known, self.inverse_probs, 1.0)
+        best = self._normalised(mean, known.float()).amax()
+        return (self.episodes * best - self._normalised(self.obtained, self.episodes)).clamp_min(0)
+
+    def regret_bound(self, num_episodes: int, *, num_switches: int = 0) -> float:
+        r"""Bound the expected regret of the ungated learner after :math:`N` episodes.
+
+        .. math::
+            \mathbb{E}[R_N] \le
+                \frac{\ln\frac{1}{w_{\min}} + S \ln\frac{K}{\alpha}
+                + (N - S) \ln\frac{1}{1 - \alpha}}{\eta}
+                + \Bigl(\frac{\eta}{2 (1 - \gamma)} + \frac{\eta}{2}\Bigr) K N + \gamma N
+
+        against the best sequence of arms, fixed in advance, that changes :math:`S` times,
+        with :math:`w_{\min}` the least of the first weights, :math:`1/K` by default;
+        :math:`\ln K / \eta + \eta K N` for :math:`\alpha = \gamma = S = 0`. The weights
+        pay :math:`\frac{\eta}{2} \sum_k w_k \hat\ell_k^2 \le \frac{\eta}{2 (1 - \gamma)}
+        \sum_k \hat\ell_k`, implicit exploration hides :math:`\frac{\eta}{2} \sum_k
+        \hat\ell_k`, and each :math:`\hat\ell_k` expects at most 1. Exploration costs at
+        most :math:`\gamma` an episode; sharing leaves an arm :math:`1 - \alpha` of its
+        weight and hands a new one :math:`\alpha / K`. For any returns on a known scale,
+        learnt one by one; Neu (2015) has the form that holds with high probability.
+
+        Args:
+            num_episodes: :math:`N`.
+            num_switches: :math:`S`. Default: ``0``.
+
+        Raises:
+            ValueError: If a count is out of range, or if there is a switch but no sharing.
+        """
+        if not 0 <= num_switches <= num_episodes:
+            raise ValueError(f"num_switches={num_switches} is not in 0 to {num_episodes} episodes.")
+        if num_switches and not self.sharing:
+            raise ValueError(f"sharing=0 has no bound for num_switches={num_switches}: raise it.")
+        rate, arms = self.learning_rate, self.num_arms
+        cost = -math.log(self._least_weight) - (num_episodes - num_switches) * math.log1p(
+            -self.sharing
+        )
+        if num_switches:
+            cost += num_switches * math.log(arms / self.sharing)
+        second = rate / 2 / (1.0 - self.exploration) + self.exploration_ix
+        return cost / rate + (second * arms + self.exploration) * num_episodes
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers for the log; waits for the device."""
+        values = {name: getattr(self, name)() for name in ("evidence", "trust", "regret")}
+        values |= {"advised_episodes": self.advised_episodes, "ignored": self.ignored}
+        parts = torch.cat((torch.stack([v.float() for v in values.values()]), self.probs()))
+        names = (*values, *(f"prob_{arm:g}" for arm in self.arms.tolist()))
+        return dict(zip(names, parts.tolist(), strict=True))

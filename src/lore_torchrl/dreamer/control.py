@@ -1,0 +1,111 @@
+"""What collected steps tell the bandit and the calibrator of PriorNet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer
+from torchrl.trainers.trainers import TrainerHookBase
+
+from lore_torchrl import keys
+from lore_torchrl.control import EpisodeShare
+from lore_torchrl.modules import PriorNet
+
+
+class AdviceControlHook(TrainerHookBase):
+    """Show each collector batch to what measures the advice.
+
+    The bandit gets the finished stretches, each with the reward that fell in it. PriorNet's
+    calibrator gets the rows whose answer was bought at that very step: what the network
+    said there, it said without having seen the answer. Advice that comes late, in async
+    mode, is not among them.
+
+    Args:
+        share: What holds the bandit's arms, or ``None``. Needs ``step_count``.
+        prior_net: The network, or ``None``.
+
+    Keyword Args:
+        device: Where both live. Default: ``"cpu"``.
+    """
+
+    def __init__(
+        self,
+        share: EpisodeShare | None,
+        prior_net: PriorNet | None,
+        *,
+        device: torch.device | str = "cpu",
+    ):
+        self.share = share
+        self.prior_net = prior_net
+        self.device = torch.device(device)
+        self._return: torch.Tensor | None = None
+        self._length: torch.Tensor | None = None
+        # Steps at which PriorNet's advice stood in for a call.
+        self.served = torch.zeros((), dtype=torch.long)
+
+    def __call__(self, batch: TensorDictBase) -> None:
+        """Take note of a batch ``[E, T]``."""
+        if self.share is not None:
+            self._tell(batch)
+        if self.prior_net is not None:
+            self.served += (batch.get(keys.ORIGIN) == keys.ORIGIN_PRIOR_NET).sum().cpu()
+            if self.prior_net.calibrator is not None:
+                self._calibrate(batch)
+
+    def _tell(self, batch: TensorDictBase) -> None:
+        reward, done, steps = (
+            batch.get(("next", key)).squeeze(-1).cpu() for key in ("reward", "done", "step_count")
+        )
+        ends = self.share.ends(done, steps)
+        if self._return is None:
+            self._return, self._length = torch.zeros(2, len(reward))
+        returns, lengths = torch.zeros_like(reward), torch.zeros_like(reward)
+        for step in range(reward.shape[1]):
+            self._return += reward[:, step]
+            self._length += 1
+            returns[:, step], lengths[:, step] = self._return, self._length
+            self._return[ends[:, step]] = 0.0
+            self._length[ends[:, step]] = 0.0
+        arm, prob = (batch.get(key).squeeze(-1) for key in (keys.ARM, keys.ARM_PROB))
+        # By time: what ended earlier counts earlier.
+        entries = (
+            value.transpose(0, 1).to(self.device) for value in (arm, prob, returns, lengths, ends)
+        )
+        self.share.bandit.observe(*entries)
+
+    def _calibrate(self, batch: TensorDictBase) -> None:
+        fresh = batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)
+        said = batch.get(keys.PRIOR_NET_LOGITS).argmax(-1, keepdim=True)
+        right = (said == batch.get(keys.PRIOR_LOGITS).argmax(-1, keepdim=True)).float()
+        confidence = batch.get(keys.PRIOR_NET_CONFIDENCE)
+        self.prior_net.calibrator.update(
+            *(value.to(self.device) for value in (confidence, right, fresh))
+        )
+
+    def gauges(self) -> dict[str, float]:
+        """Return the numbers for the log."""
+        values = {}
+        if self.share is not None:
+            stats = self.share.bandit.stats()
+            values |= {f"bandit/{name}": value for name, value in stats.items()}
+        if self.prior_net is not None:
+            values["prior_net/served"] = float(self.served)
+            if self.prior_net.calibrator is not None:
+                error = self.prior_net.calibrator.expected_calibration_error()
+                values["prior_net/ece"] = error.item()
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count; bandit and calibrator are saved with the loss."""
+        return {"served": int(self.served)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the count."""
+        self.served.fill_(state_dict["served"])
+
+    def register(self, trainer: Trainer, name: str = "advice_control") -> None:
+        """Attach to the trainer's batch slot."""
+        trainer.register_op("batch_process", self)
+        trainer.register_module(name, self)

@@ -1,0 +1,100 @@
+"""Statistics over seeds, as `Agarwal et al. (2021) <https://arxiv.org/abs/2108.13264>`_ advise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of the middle half along the last axis, with fractional edges.
+
+    Args:
+        values: Scores, ``[..., N]``.
+
+    Examples:
+        >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
+        1.5
+    """
+    values = np.sort(values, axis=-1)
+    edges = np.arange(values.shape[-1] + 1) / values.shape[-1]
+    weight = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
+    return (values * weight).sum(-1) / weight.sum()
+
+
+def bootstrap_interval(
+    values: np.ndarray,
+    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
+    *,
+    draws: int = 10_000,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Return the percentile-bootstrap interval of a statistic over seeds.
+
+    Args:
+        values: One score a seed, ``[N]``.
+        statistic: From ``[draws, N]`` to ``[draws]``. Default: :func:`interquartile_mean`.
+
+    Keyword Args:
+        draws: Resamplings. Default: ``10_000``.
+        level: Share of them inside. Default: ``0.95``.
+
+    Examples:
+        >>> bootstrap_interval(np.array([0.5, 0.5]))
+        (0.5, 0.5)
+    """
+    generator = np.random.default_rng(0)
+    resampled = generator.choice(values, (draws, len(values)))
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(statistic(resampled), [tail, 1.0 - tail])
+    return float(low), float(high)
+
+
+def ratio_interval(
+    above: np.ndarray, below: np.ndarray, *, draws: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the ratio of two methods' means over seeds, with its bootstrap interval.
+
+    The seeds of both are drawn independently.
+
+    Args:
+        above: One score a seed of the first method, ``[N]``.
+        below: One score a seed of the second, ``[M]``.
+
+    Keyword Args:
+        draws: Resamplings. Default: ``10_000``.
+        level: Share of them inside. Default: ``0.95``.
+
+    Returns:
+        Ratio, lower and upper end.
+
+    Examples:
+        >>> ratio_interval(np.array([1.0, 1.0]), np.array([2.0, 2.0]))
+        (0.5, 0.5, 0.5)
+    """
+    generator = np.random.default_rng(0)
+    first = generator.choice(above, (draws, len(above))).mean(-1)
+    second = generator.choice(below, (draws, len(below))).mean(-1)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(first / np.maximum(second, 1e-12), [tail, 1.0 - tail])
+    ratio = above.mean() / max(below.mean(), 1e-12)
+    return float(ratio), float(low), float(high)
+
+
+def area_under_curve(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the mean height of learning curves by the trapezoidal rule, from step 0 on.
+
+    Before the first evaluation a curve is as high as there.
+
+    Args:
+        steps: Steps of the evaluations, ascending, ``[N]``.
+        values: Scores, ``[..., N]``.
+
+    Examples:
+        >>> float(area_under_curve(np.array([1, 2, 3]), np.array([0.0, 0.5, 1.0])))
+        0.3333333333333333
+    """
+    steps = np.concatenate(([0.0], np.asarray(steps, dtype=float)))
+    values = np.concatenate((values[..., :1], values), axis=-1)
+    return np.trapezoid(values, steps, axis=-1) / steps[-1]

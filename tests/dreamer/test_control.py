@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lore_torchrl import keys
+from lore_torchrl.control import ConfidenceCalibrator, EpisodeShare, ShareBandit
+from lore_torchrl.dreamer.control import AdviceControlHook
+from lore_torchrl.modules import PriorNet
+
+ENVS, STEPS, ACTIONS = 2, 4, 3
+
+
+def batch(*, reward=0.0, done=(), first_step=1, arm=1) -> TensorDict:
+    """Steps of two environments; ``done`` lists (environment, step)."""
+    steps = torch.arange(first_step, first_step + STEPS).expand(ENVS, -1).unsqueeze(-1)
+    ends = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool)
+    for env, step in done:
+        ends[env, step] = True
+    return TensorDict(
+        {
+            keys.ARM: torch.full((ENVS, STEPS, 1), arm),
+            keys.ARM_PROB: torch.full((ENVS, STEPS, 1), 0.5),
+            "next": {
+                "reward": torch.full((ENVS, STEPS, 1), float(reward)),
+                "done": ends,
+                "step_count": steps.clone(),
+            },
+        },
+        [ENVS, STEPS],
+    )
+
+
+def hook(segment_steps=None) -> AdviceControlHook:
+    bandit = ShareBandit(arms=(0.0, 1.0), decay=1.0)
+    return AdviceControlHook(EpisodeShare(bandit, segment_steps=segment_steps), None)
+
+
+def test_an_episode_over_several_batches_is_one_return():
+    control = hook()
+    control(batch(reward=1.0))
+    assert control.share.bandit.episodes == 0
+    control(batch(reward=2.0, done=[(0, 1)], first_step=5))
+    bandit = control.share.bandit
+    assert bandit.episodes == 1 and bandit.counts.tolist() == [0.0, 1.0]
+    assert bandit.return_sums[1] == 4 * 1.0 + 2 * 2.0
+    assert bandit.length_sums[1] == 6
+    control(batch(reward=1.0, done=[(0, 3), (1, 3)], first_step=9))
+    assert bandit.return_sums[1] == 8.0 + (2 * 2.0 + 4) + (4 + 8 + 4)
+
+
+def test_a_stretch_ends_in_the_middle_of_an_episode():
+    control = hook(segment_steps=2)
+    control(batch(reward=1.0))
+    bandit = control.share.bandit
+    assert bandit.episodes == 4
+    assert bandit.return_sums[1] == 8.0 and bandit.length_sums[1] == 8.0
+
+
+def test_the_arm_is_that_of_the_stretch():
+    control = hook(segment_steps=4)
+    control(batch(arm=0))
+    control(batch(arm=1, first_step=5))
+    assert control.share.bandit.counts.tolist() == [2.0, 2.0]
+
+
+def test_new_arms_are_drawn_where_stretches_begin():
+    torch.manual_seed(0)
+    bandit = ShareBandit(gated=False)
+    share = EpisodeShare(bandit, segment_steps=10)
+    td = TensorDict(
+        {
+            "is_init": torch.zeros(400, 1, dtype=torch.bool),
+            "step_count": torch.arange(400).unsqueeze(-1),
+            keys.ARM: torch.full((400, 1), 3),
+            keys.ARM_PROB: torch.full((400, 1), 0.125),
+        },
+        [400],
+    )
+    share(td)
+    begins = torch.arange(400) % 10 == 0
+    assert (td[keys.ARM][~begins] == 3).all() and (td[keys.ARM_PROB][~begins] == 0.125).all()
+    assert set(td[keys.ARM][begins].flatten().tolist()) == {0, 1, 2, 3}
+    assert (td[keys.ARM_PROB][begins] == 0.25).all()
+
+
+def test_impossible_stretch():
+    with pytest.raises(ValueError, match="segment_steps"):
+        EpisodeShare(ShareBandit(), segment_steps=0)
+
+
+def advice_batch(right: list[bool], fresh: list[bool]) -> TensorDict:
+    """One environment; the network says action 0, the adviser agrees where ``right``."""
+    n = len(right)
+    answer = torch.tensor([0 if r else 1 for r in right])
+    said = torch.zeros(1, n, ACTIONS)
+    said[..., 0] = 2.0
+    return TensorDict(
+        {
+            keys.MASK: torch.ones(1, n, 1, dtype=torch.bool),
+            keys.ADVICE_ID: torch.tensor(fresh).long().reshape(1, n, 1),
+            keys.PRIOR_LOGITS: torch.nn.functional.one_hot(answer, ACTIONS).float().unsqueeze(0),
+            keys.PRIOR_NET_LOGITS: said,
+            keys.PRIOR_NET_CONFIDENCE: torch.full((1, n, 1), 0.95),
+            keys.ORIGIN: torch.tensor([1, 2] * (n // 2)).reshape(1, n, 1),
+        },
+        [1, n],
+    )
+
+
+def test_only_fresh_answers_calibrate_the_network():
+    calibrator = ConfidenceCalibrator(prior_strength=1.0, decay=1.0)
+    control = AdviceControlHook(None, PriorNet(6, ACTIONS, calibrator=calibrator))
+    right = [True, False, False, False]
+    control(advice_batch(right, fresh=[True, True, False, False]))
+    assert calibrator.counts.sum() == 2 and calibrator.wins.sum() == 1
+    assert control.gauges()["prior_net/served"] == 2
+    assert control.gauges()["prior_net/ece"] == pytest.approx(0.45, abs=1e-5)
+
+
+def test_the_count_survives_a_checkpoint():
+    control = AdviceControlHook(None, PriorNet(6, ACTIONS))
+    control(advice_batch([True, True], fresh=[False, False]))
+    other = AdviceControlHook(None, PriorNet(6, ACTIONS))
+    other.load_state_dict(control.state_dict())
+    assert other.gauges() == control.gauges() == {"prior_net/served": 1.0}

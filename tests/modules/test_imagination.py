@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import DreamerV3DiscreteActor
+
+from lore_torchrl.modules import ImaginationActor, LogitMixer, PriorNet
+
+ACTIONS = 4
+
+
+class Trust(nn.Module):
+    """A bandit and a calibrator in one, with a set trust."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = torch.tensor(float(value))
+        self.groups = []
+
+    def trust(self, confidence=None, group=None):
+        if confidence is None:
+            return self.value
+        self.groups.append(group)
+        return self.value.expand_as(confidence)
+
+
+def parts(beta_max=0.5, threshold=0.0, max_kl=float("inf"), **kwargs):
+    torch.manual_seed(0)
+    actor = DreamerV3DiscreteActor(6, ACTIONS, depth=1, num_cells=8)
+    net = PriorNet(6, ACTIONS, num_cells=8, threshold=threshold)
+    with torch.no_grad():
+        net.network.model[-1].weight.normal_(std=3.0)
+    imagined = ImaginationActor(actor, net, LogitMixer(max_kl=max_kl), beta_max=beta_max, **kwargs)
+    td = TensorDict(state=torch.randn(32, 4), belief=torch.randn(32, 2), batch_size=[32])
+    return actor, net, imagined, td
+
+
+def test_the_mixture_by_hand():
+    actor, net, imagined, td = parts()
+    log_p = torch.log_softmax(actor.get_dist(td).logits, -1)
+    logits, confidence = net.advise(td["state"], td["belief"])
+    centred = logits - logits.mean(-1, keepdim=True)
+    expected = torch.log_softmax(log_p + 0.5 * confidence * centred, -1)
+    torch.testing.assert_close(torch.log_softmax(imagined.get_dist(td).logits, -1), expected)
+
+
+def test_the_bound_holds():
+    actor, _, imagined, td = parts(beta_max=50.0, max_kl=0.2)
+    p, q = actor.get_dist(td), imagined.get_dist(td)
+    kl = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=q.logits),
+        torch.distributions.Categorical(logits=p.logits),
+    )
+    assert (kl <= 0.2 + 1e-5).all() and kl.max() > 0.15
+
+
+@pytest.mark.parametrize("why", ["beta", "threshold", "bandit", "calibrator"])
+def test_without_weight_it_is_the_stock_actor(why):
+    kwargs = {
+        "beta": {"beta_max": 0.0},
+        "threshold": {"threshold": 1.0},
+        "bandit": {"bandit": Trust(0.0)},
+        "calibrator": {"calibrator": Trust(0.0)},
+    }[why]
+    actor, _, imagined, td = parts(**kwargs)
+    expected = torch.log_softmax(actor.get_dist(td).logits, -1)
+    torch.testing.assert_close(torch.log_softmax(imagined.get_dist(td).logits, -1), expected)
+
+
+def test_the_calibrator_is_asked_about_the_network():
+    trust = Trust(1.0)
+    _, _, imagined, td = parts(calibrator=trust)
+    imagined.get_dist(td)
+    assert (trust.groups[0] == 1).all()
+
+
+def test_gradient_reaches_the_actor_alone():
+    actor, net, imagined, td = parts()
+    imagined.get_dist(td).logits[:, 0].sum().backward()
+    assert any(p.grad is not None and p.grad.any() for p in actor.parameters())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_actions_are_drawn_from_the_mixture():
+    _, _, imagined, td = parts(beta_max=2.0)
+    many = td[:1].expand(4000).clone()
+    with set_exploration_type(ExplorationType.RANDOM):
+        actions = imagined(many)["action"].float().mean(0)
+    expected = torch.softmax(imagined.get_dist(td[:1]).logits, -1)[0]
+    torch.testing.assert_close(actions, expected, atol=0.03, rtol=0)
+    log_prob = torch.log_softmax(many["logits"], -1)
+    chosen = log_prob.gather(-1, many["action"].argmax(-1, keepdim=True)).squeeze(-1)
+    torch.testing.assert_close(many["action_log_prob"], chosen)
+
+
+def test_impossible_weight():
+    with pytest.raises(ValueError, match="beta_max"):
+        parts(beta_max=-1.0)

@@ -1,0 +1,156 @@
+"""What scales and completes the advice that LoReActor mixes in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import DreamerV3DiscreteActor
+
+from lore_torchrl import keys
+from lore_torchrl.control import ConfidenceCalibrator
+from lore_torchrl.modules import (
+    LatentDisagreement,
+    LogitMixer,
+    LoReActor,
+    PriorNet,
+    UncertaintyGate,
+)
+
+ACTIONS, N = 4, 6
+
+
+def lore(gate=None, **kwargs) -> LoReActor:
+    torch.manual_seed(0)
+    actor = DreamerV3DiscreteActor(6, ACTIONS, depth=1, num_cells=8)
+    gate = UncertaintyGate(ACTIONS, **{"value_weight": 0.0, "tau": 0.0, **(gate or {})})
+    return LoReActor(actor, gate, LogitMixer(max_kl=float("inf")), **kwargs)
+
+
+def net(threshold=0.5) -> PriorNet:
+    torch.manual_seed(1)
+    built = PriorNet(6, ACTIONS, num_cells=8, threshold=threshold)
+    with torch.no_grad():
+        built.network.model[-1].weight.normal_(std=3.0)
+    return built
+
+
+def advised(mask=True) -> TensorDict:
+    torch.manual_seed(2)
+    return TensorDict(
+        {
+            "state": torch.randn(N, 4),
+            "belief": torch.randn(N, 2),
+            keys.PRIOR_LOGITS: 3 * torch.randn(N, ACTIONS),
+            keys.CONFIDENCE: torch.full((N, 1), 0.95),
+            keys.MASK: torch.full((N, 1), mask),
+        },
+        [N],
+    )
+
+
+def act(actor: LoReActor, td: TensorDict) -> TensorDict:
+    torch.manual_seed(3)
+    with set_exploration_type(ExplorationType.RANDOM):
+        return actor(td.clone())
+
+
+def mixed(td, beta, logits, confidence):
+    centred = logits - logits.mean(-1, keepdim=True)
+    return torch.log_softmax(td["logits"] + beta * confidence * centred, -1)
+
+
+def test_share_scales_the_weight_and_not_lore_beta():
+    td = advised()
+    td[keys.SHARE] = torch.tensor([0.0, 0.25, 0.5, 1.0, 0.0, 1.0]).unsqueeze(-1)
+    out, whole = act(lore(), td), act(lore(), advised())
+    assert torch.equal(out[keys.BETA], whole[keys.BETA])
+    expected = mixed(out, out[keys.BETA] * td[keys.SHARE], td[keys.PRIOR_LOGITS], 0.95)
+    torch.testing.assert_close(out[keys.MIX_LOGITS], expected)
+    assert (out[keys.KL][td[keys.SHARE] == 0] == 0).all()
+    assert torch.equal(out[keys.NEED], out[keys.BETA])
+
+
+def test_trust_scales_the_weight():
+    calibrator = ConfidenceCalibrator(num_groups=2, prior_strength=1.0)
+    claims = torch.full((100, 1), 0.95)
+    calibrator.update(claims, torch.full((100, 1), 0.45), torch.ones(100, 1).bool())
+    td = advised()
+    trust = calibrator.trust(td[keys.CONFIDENCE])
+    assert trust.min() > 0.3 and trust.max() < 0.7
+    out = act(lore(calibrator=calibrator), td)
+    expected = mixed(out, out[keys.BETA] * trust, td[keys.PRIOR_LOGITS], 0.95)
+    torch.testing.assert_close(out[keys.MIX_LOGITS], expected)
+
+
+def test_prior_net_stands_in_where_nobody_advised():
+    prior_net, td = net(), advised(mask=False)
+    td[keys.MASK][0] = True
+    logits, sure = prior_net.advise(td["state"], td["belief"])
+    prior_net.threshold = sure[1:].median().item()
+    out = act(lore(prior_net=prior_net), td)
+    origin = out[keys.ORIGIN].flatten()
+    stands_in = (sure >= prior_net.threshold).flatten() & ~td[keys.MASK].flatten()
+    assert stands_in.any() and not stands_in[1:].all()
+    assert origin[0] == keys.ORIGIN_ADVISER
+    assert torch.equal(origin == keys.ORIGIN_PRIOR_NET, stands_in)
+    assert torch.equal(origin == keys.ORIGIN_NONE, ~stands_in & ~td[keys.MASK].flatten())
+    expected = mixed(out, out[keys.BETA], logits, sure)
+    torch.testing.assert_close(out[keys.MIX_LOGITS][stands_in], expected[stands_in])
+    assert (out[keys.KL].flatten()[origin == keys.ORIGIN_NONE] == 0).all()
+    torch.testing.assert_close(out[keys.NEED], out[keys.BETA] * (1 - sure))
+    assert torch.equal(out[keys.PRIOR_NET_LOGITS], logits)
+
+
+def test_what_the_adviser_wrote_is_not_touched():
+    """Replay keeps the adviser's own answers: PriorNet must not be trained on itself."""
+    td = advised(mask=False)
+    out = act(lore(prior_net=net(threshold=0.0)), td)
+    assert (out[keys.ORIGIN] == keys.ORIGIN_PRIOR_NET).all()
+    for key in keys.ADVICE_KEYS:
+        assert torch.equal(out[key], td[key])
+
+
+def test_the_network_is_judged_by_its_own_group():
+    calibrator = ConfidenceCalibrator(num_groups=2, prior_strength=1.0)
+    claims, bad = torch.rand(500, 1), torch.zeros(500, 1)
+    group = torch.ones(500, 1, dtype=torch.long)
+    calibrator.update(claims, bad, torch.ones(500, 1).bool(), group)
+    td = advised(mask=False)
+    td[keys.MASK][0] = True
+    out = act(lore(prior_net=net(threshold=0.0), calibrator=calibrator), td)
+    assert out[keys.KL][0] > 0
+    assert (out[keys.KL][1:] == 0).all()
+
+
+def test_disagreement_reaches_the_gate():
+    ensemble = LatentDisagreement(4, 2, ACTIONS, num_members=3, hidden_dim=8)
+    weights = {"entropy_weight": 0.0, "disagreement_weight": 1.0}
+    actor = lore(weights, disagreement=ensemble)
+    out = act(actor, advised())
+    found = ensemble.disagreement(out["state"], out["belief"], out["logits"])
+    expected = (found / found.max()).clamp(max=1.0)
+    torch.testing.assert_close(out[keys.UNCERTAINTY], expected)
+
+
+def test_an_ensemble_without_weight_is_not_kept():
+    ensemble = LatentDisagreement(4, 2, ACTIONS, num_members=3, hidden_dim=8)
+    assert lore(disagreement=ensemble).disagreement is None
+
+
+@pytest.mark.parametrize("extra", ["share", "prior_net", "calibrator"])
+def test_the_decision_compiles_without_a_graph_break(extra):
+    td = advised(mask=False)
+    kwargs = {}
+    if extra == "share":
+        td[keys.SHARE] = torch.full((N, 1), 0.5)
+    elif extra == "prior_net":
+        kwargs = {"prior_net": net()}
+    else:
+        kwargs = {"prior_net": net(), "calibrator": ConfidenceCalibrator(num_groups=2)}
+    actor = lore(**kwargs)
+    plain = act(actor, td)
+    actor.compile_decision(backend="eager", fullgraph=True)
+    compiled = act(actor, td)
+    torch.testing.assert_close(compiled[keys.MIX_LOGITS], plain[keys.MIX_LOGITS])

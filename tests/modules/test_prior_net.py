@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lore_torchrl.modules import PriorNet
+
+ACTIONS = 4
+
+
+class Halve(nn.Module):
+    """A calibrator that halves every confidence."""
+
+    def forward(self, confidence):
+        return confidence / 2
+
+
+def net(**kwargs) -> PriorNet:
+    torch.manual_seed(0)
+    built = PriorNet(6, ACTIONS, num_cells=8, **kwargs)
+    with torch.no_grad():
+        built.network.model[-1].weight.normal_()
+    return built
+
+
+def adviser(n=4):
+    return torch.randn(n, ACTIONS), torch.rand(n, 1), torch.tensor([[True], [False]] * (n // 2))
+
+
+def test_a_new_network_has_no_opinion():
+    logits, confidence = PriorNet(6, ACTIONS).advise(torch.randn(5, 4), torch.randn(5, 2))
+    assert (logits == 0).all() and (confidence == 0.5).all()
+
+
+def test_forward_writes_what_advise_returns():
+    module = net()
+    td = TensorDict(state=torch.randn(3, 4), belief=torch.randn(3, 2), batch_size=[3])
+    logits, confidence = module.advise(td["state"], td["belief"])
+    module(td)
+    assert torch.equal(td["prior_net_logits"], logits)
+    assert torch.equal(td["prior_net_confidence"], confidence)
+
+
+def test_fill_uses_the_network_only_where_there_is_no_advice_and_it_is_sure():
+    logits, confidence, mask = adviser()
+    own = torch.randn(4, ACTIONS), torch.tensor([[0.9], [0.9], [0.9], [0.6]])
+    filled = net(threshold=0.7).fill(own, logits, confidence, mask)
+    assert filled.learnt.flatten().tolist() == [False, True, False, False]
+    assert filled.mask.flatten().tolist() == [True, True, True, False]
+    expected = torch.stack((logits[0], own[0][1], logits[2], logits[3]))
+    assert torch.equal(filled.prior_logits, expected)
+    assert torch.equal(filled.confidence[1], own[1][1])
+    assert torch.equal(filled.confidence[0], confidence[0])
+
+
+def test_the_calibrated_confidence_decides():
+    logits, confidence, mask = adviser()
+    own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
+    filled = net(threshold=0.7, calibrator=Halve()).fill(own, logits, confidence, mask)
+    assert not filled.learnt.any()
+    assert torch.allclose(filled.sure, torch.full((4, 1), 0.45))
+
+
+def test_advise_has_no_gradient_and_predict_has():
+    module = net()
+    latent = torch.randn(3, 4), torch.randn(3, 2)
+    assert not module.advise(*latent)[0].requires_grad
+    assert module.predict(*latent)[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [({"threshold": 1.5}, "threshold"), ({"depth": 0}, "depth"), ({"num_cells": 0}, "num_cells")],
+)
+def test_impossible_settings_name_themselves(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        PriorNet(6, ACTIONS, **kwargs)
+
+
+def test_too_few_actions():
+    with pytest.raises(ValueError, match="num_actions"):
+        PriorNet(6, 1)
