@@ -3,10 +3,12 @@
 Run from the project's root, on an otherwise idle machine::
 
     python benchmarks/bench_overhead.py --compile
+    python benchmarks/bench_overhead.py --variants default everything
 
-Stock and LoRe take turns, call by call, in random order, so that both see the same
-machine. Each ratio is the median over rounds of (LoRe's median / stock's median within
-the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
+Stock and every variant take turns, call by call, in random order, so that all see the same
+machine. Each ratio is the median over rounds of (the variant's median / stock's median
+within the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
+A variant that is named for one part has gate, mixer and actor loss, and that part.
 """
 
 from __future__ import annotations
@@ -21,14 +23,49 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from lore_torchrl.configs import DreamerConfig, LoReConfig
+from lore_torchrl import keys
+from lore_torchrl.configs import DreamerConfig, GateConfig, LoReConfig, LossConfig
+from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
+from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.agent import build_agent
-from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
 
-TARGETS = {"learner_update": 1.05, "policy_step": 1.10, "policy_compiled": 1.10}
 OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
+
+
+def _with(**parts: object) -> LoReConfig:
+    """Gate, mixer and actor loss, and the parts given."""
+    off = {
+        "prior_net": PriorNetConfig(enabled=False),
+        "calibration": CalibrationConfig(enabled=False),
+        "bandit": BanditConfig(enabled=False),
+    }
+    return LoReConfig(**{**off, **parts})
+
+
+IMAGINATION = LossConfig(beta_imagine_max=0.25, imagine_bonus_weight=0.01)
+ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01)
+VARIANTS = {
+    "mixing": _with(),
+    "calibration": _with(calibration=CalibrationConfig()),
+    "prior_net": _with(prior_net=PriorNetConfig()),
+    "bandit": _with(bandit=BanditConfig()),
+    "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
+    "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
+    "adaptive_gate": _with(gate=GateConfig(adapt_rate=0.01)),
+    "imagination": _with(prior_net=PriorNetConfig(), loss=IMAGINATION),
+    "default": LoReConfig(),
+    "everything": LoReConfig(gate=ALL_GATE, loss=IMAGINATION),
+}
+# Upper bounds on the ratio to stock.
+TARGETS = {
+    "learner update": {"mixing": 1.05, "everything": 1.15},
+    "policy step": {"mixing": 1.10},
+    "policy step, compiled": {"mixing": 1.10},
+}
 
 
 def _advice(shape: tuple[int, ...], device: torch.device) -> dict[str, torch.Tensor]:
@@ -80,36 +117,68 @@ def _observation(config: DreamerConfig, rows: int, device: torch.device) -> Tens
 
 
 def compare(
-    stock: Callable[[], None], lore: Callable[[], None], *, rounds: int, calls: int, sync: bool
-) -> dict[str, float]:
-    """Time both in turns and return medians in ms, their ratio and its interval."""
-    ratios, medians = [], {"stock": [], "lore": []}
-    order = ["stock", "lore"] * calls
-    functions = {"stock": stock, "lore": lore}
+    functions: dict[str, Callable[[], None]], *, rounds: int, calls: int, sync: bool
+) -> dict[str, dict[str, float]]:
+    """Time all in turns; return the median in ms and the ratio to ``stock``, with interval."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions) * calls
     for round_index in range(rounds + 1):
         random.shuffle(order)
-        times = {"stock": [], "lore": []}
+        spent: dict[str, list[float]] = {name: [] for name in functions}
         for name in order:
             start = time.perf_counter()
             functions[name]()
             if sync:
                 torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
+            spent[name].append(time.perf_counter() - start)
         if round_index:  # the first round warms up
-            middle = {name: statistics.median(values) for name, values in times.items()}
-            ratios.append(middle["lore"] / middle["stock"])
-            for name, value in middle.items():
-                medians[name].append(1000 * value)
+            for name, values in spent.items():
+                times[name].append(1000 * statistics.median(values))
     generator = np.random.default_rng(0)
-    draws = generator.choice(ratios, (10_000, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    return {
-        "stock_ms": statistics.median(medians["stock"]),
-        "lore_ms": statistics.median(medians["lore"]),
-        "ratio": statistics.median(ratios),
-        "ratio_low": float(low),
-        "ratio_high": float(high),
-    }
+    results = {}
+    for name, values in times.items():
+        ratios = np.array(values) / np.array(times["stock"])
+        draws = generator.choice(ratios, (10_000, len(ratios)))
+        low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+        results[name] = {
+            "ms": statistics.median(values),
+            "ratio": float(np.median(ratios)),
+            "ratio_low": float(low),
+            "ratio_high": float(high),
+        }
+    return results
+
+
+def build(lore: LoReConfig | None, device: torch.device, envs: int):
+    """Build an agent; return its update, its policy step and its acting mixture."""
+    dreamer = DreamerConfig()
+    agent = build_agent(
+        dreamer, observation_dim=OBSERVATION_DIM, num_actions=NUM_ACTIONS, device=device
+    )
+    actor = bandit = None
+    acting: list[TensorDictModuleBase] = []
+    observation = _observation(dreamer, envs, device)
+    if lore is not None:
+        actor = build_lore_actor(lore, agent, device=device)
+        bandit = build_bandit(lore, device=device)
+        acting = [actor]
+        if bandit is not None:
+            acting.insert(0, EpisodeShare(bandit))
+            observation.set(keys.ARM, torch.zeros(envs, 1, dtype=torch.long, device=device))
+            observation.set(keys.ARM_PROB, torch.ones(envs, 1, device=device))
+    learner = build_learner(
+        dreamer, agent, lore=lore, lore_actor=actor, bandit=bandit, device=device
+    )
+    sample = _sample(dreamer, device)
+    if any(learner.stepper.resolve(device)):
+        learner.stepper.warmup(sample.clone())
+    policy = agent.policy(TensorDictSequential(*acting) if acting else None)
+
+    def act() -> None:
+        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+            policy(observation.copy())
+
+    return lambda: learner.stepper.step(None, sample.clone()), act, actor
 
 
 def main() -> None:
@@ -121,6 +190,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--updates", type=int, default=6, help="updates of each in a round")
     parser.add_argument("--steps", type=int, default=100, help="policy steps of each in a round")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument(
         "--compile", action="store_true", help="also with LoReActor.compile_decision()"
     )
@@ -130,51 +200,33 @@ def main() -> None:
     torch.manual_seed(0)
     random.seed(0)
     device = torch.device(args.device)
-    dreamer, lore = DreamerConfig(), LoReConfig()
-
-    def build(with_lore: bool):
-        agent = build_agent(
-            dreamer, observation_dim=OBSERVATION_DIM, num_actions=NUM_ACTIONS, device=device
-        )
-        actor = build_lore_actor(lore, agent, device=device) if with_lore else None
-        learner = build_learner(
-            dreamer, agent, lore=lore if with_lore else None, lore_actor=actor, device=device
-        )
-        sample = _sample(dreamer, device)
-        if any(learner.stepper.resolve(device)):
-            learner.stepper.warmup(sample.clone())
-        policy = agent.policy(actor)
-        observation = _observation(dreamer, args.envs, device)
-
-        def act() -> None:
-            with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-                policy(observation.copy())
-
-        return lambda: learner.stepper.step(None, sample.clone()), act, actor
-
-    stock_update, stock_act, _ = build(False)
-    lore_update, lore_act, lore_actor = build(True)
     sync = device.type == "cuda"
+    built = {"stock": build(None, device, args.envs)}
+    built |= {name: build(VARIANTS[name], device, args.envs) for name in args.variants}
+    updates = {name: update for name, (update, _, _) in built.items()}
+    steps = {name: act for name, (_, act, _) in built.items()}
     results = {
-        "learner_update": compare(
-            stock_update, lore_update, rounds=args.rounds, calls=args.updates, sync=sync
-        ),
-        "policy_step": compare(
-            stock_act, lore_act, rounds=args.rounds, calls=args.steps, sync=sync
-        ),
+        "learner update": compare(updates, rounds=args.rounds, calls=args.updates, sync=sync),
+        "policy step": compare(steps, rounds=args.rounds, calls=args.steps, sync=sync),
     }
     if args.compile:
-        lore_actor.compile_decision()
-        results["policy_compiled"] = compare(
-            stock_act, lore_act, rounds=args.rounds, calls=args.steps, sync=sync
+        for _, _, actor in built.values():
+            if actor is not None:
+                actor.compile_decision()
+        results["policy step, compiled"] = compare(
+            steps, rounds=args.rounds, calls=args.steps, sync=sync
         )
-    print(f"{'':16s}{'stock ms':>10s}{'LoRe ms':>10s}{'ratio':>8s}{'95% interval':>18s}  target")
-    for name, r in results.items():
-        verdict = "met" if r["ratio"] <= TARGETS[name] else "missed"
-        print(
-            f"{name:16s}{r['stock_ms']:10.3f}{r['lore_ms']:10.3f}{r['ratio']:8.3f}"
-            f"{r['ratio_low']:10.3f}-{r['ratio_high']:.3f}  <= {TARGETS[name]:.2f} {verdict}"
-        )
+    for what, table in results.items():
+        print(f"{what:24s}{'ms':>10s}{'ratio':>8s}{'95% interval':>18s}  target")
+        for name, r in table.items():
+            target = TARGETS[what].get(name)
+            verdict = ""
+            if target is not None:
+                verdict = f"<= {target:.2f} {'met' if r['ratio'] <= target else 'missed'}"
+            print(
+                f"  {name:22s}{r['ms']:10.3f}{r['ratio']:8.3f}"
+                f"{r['ratio_low']:10.3f}-{r['ratio_high']:.3f}  {verdict}"
+            )
     if args.json:
         print(json.dumps(results))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lore_torchrl import configs
+from lore_torchrl.configs import trust
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,6 +40,15 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(drain_s=-1), "drain_s=-1"),
         (lambda: configs.CallsConfig(max_cost=0), "max_cost=0"),
         (lambda: configs.CallsConfig(ttl_steps=0), "ttl_steps=0"),
+        (lambda: configs.CallsConfig(coarse_votes=0), "coarse_votes=0"),
+        (lambda: configs.CallsConfig(coarse=False), "coarse_votes=null"),
+        (lambda: trust.PriorNetConfig(threshold=1.5), "threshold=1.5"),
+        (lambda: trust.CalibrationConfig(decay=0), "decay=0"),
+        (lambda: trust.BanditConfig(arms=[0.5, 1.0]), "arms=[0.5, 1.0]"),
+        (lambda: trust.BanditConfig(initial=[1.0]), "initial=[1.0]"),
+        (lambda: trust.BanditConfig(segment_steps=0), "segment_steps=0"),
+        (lambda: trust.DisagreementConfig(num_members=1), "num_members=1"),
+        (lambda: trust.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
         (lambda: configs.CallsConfig(novelty=0.5), "always=false"),
         (lambda: configs.CallsConfig(backoff_episodes=5), "lore.calls.cooldown"),
@@ -89,6 +99,42 @@ def test_every_experiment_composes(name):
     from omegaconf import OmegaConf
 
     assert isinstance(OmegaConf.to_object(compose(f"experiment={name}")), configs.TrainConfig)
+
+
+def ablations() -> list[str]:
+    return sorted(path.stem for path in (ROOT / "configs" / "ablation").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", ablations())
+def test_every_ablation_changes_what_it_is_named_for(name):
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_object(compose("experiment=doorkey5x5", f"ablation={name}"))
+    assert isinstance(config, configs.TrainConfig)
+    assert config.lore != OmegaConf.to_object(compose("experiment=doorkey5x5")).lore
+
+
+def test_each_letter_adds_one_thing_to_the_one_before():
+    from omegaconf import OmegaConf
+
+    a, b, c, d, e, f = (
+        OmegaConf.to_object(compose("experiment=doorkey5x5", f"ablation={name}")).lore
+        for name in "abcdef"
+    )
+    assert not a.enabled and all(config.enabled for config in (b, c, d, e, f))
+
+    def changed(one, other) -> set[str]:
+        return {
+            part.name
+            for part in fields(one)
+            if getattr(one, part.name) != getattr(other, part.name)
+        }
+
+    assert changed(b, c) == {"mixer", "loss"}
+    assert changed(c, d) == {"gate"}
+    assert changed(d, e) == {"calls"}
+    assert changed(e, f) == {"prior_net"}
+    assert b.mixer.max_kl == float("inf") and not b.bandit.enabled and not b.calibration.enabled
 
 
 @pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])

@@ -54,7 +54,7 @@ def test_the_bound_holds():
         torch.distributions.Categorical(logits=q.logits),
         torch.distributions.Categorical(logits=p.logits),
     )
-    assert (kl <= 0.2 + 1e-5).all() and kl.max() > 0.15
+    assert (kl <= 0.2 + 1e-5).all() and kl.max() > 0.1
 
 
 @pytest.mark.parametrize("why", ["beta", "threshold", "bandit", "calibrator"])
@@ -66,6 +66,7 @@ def test_without_weight_it_is_the_stock_actor(why):
         "calibrator": {"calibrator": Trust(0.0)},
     }[why]
     actor, _, imagined, td = parts(**kwargs)
+    imagined.refresh()
     expected = torch.log_softmax(actor.get_dist(td).logits, -1)
     torch.testing.assert_close(torch.log_softmax(imagined.get_dist(td).logits, -1), expected)
 

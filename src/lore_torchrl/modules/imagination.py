@@ -11,6 +11,9 @@ from lore_torchrl import keys
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 
+# Candidates of the projection: thousands of imagined states want it coarse rather than slow.
+_NUM_POINTS = 6
+
 
 class ImaginationActor(TensorDictModuleBase):
     r"""Act in imagination with PriorNet's advice mixed in.
@@ -31,7 +34,9 @@ class ImaginationActor(TensorDictModuleBase):
 
     Keyword Args:
         beta_max: Largest weight, a buffer that may be scheduled.
-        bandit: Its ``trust()``, from 0 to 1, scales the weight. Default: ``None``, one.
+        bandit: Its ``trust()``, from 0 to 1, scales the weight; read by :meth:`refresh`,
+            which :class:`~lore_torchrl.objectives.LoReActorLoss` calls before each rollout.
+            Default: ``None``, one.
         calibrator: Its ``trust(confidence, group)`` with group 1 scales the weight of a
             state. Default: ``None``, one.
 
@@ -40,6 +45,7 @@ class ImaginationActor(TensorDictModuleBase):
     """
 
     beta_max: Tensor
+    trust: Tensor
 
     def __init__(
         self,
@@ -60,8 +66,14 @@ class ImaginationActor(TensorDictModuleBase):
         self.bandit = bandit
         self.calibrator = calibrator
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
+        self.register_buffer("trust", torch.ones(()), persistent=False)
         self.in_keys = list(actor.in_keys)
         self.out_keys = list(actor.out_keys)
+
+    def refresh(self) -> None:
+        """Read the bandit's trust, once for a whole imagined rollout."""
+        if self.bandit is not None:
+            self.trust.copy_(self.bandit.trust())
 
     def get_dist(self, tensordict: TensorDictBase) -> torch.distributions.Distribution:
         """Return the mixed distribution; the gradient reaches the actor alone."""
@@ -71,13 +83,11 @@ class ImaginationActor(TensorDictModuleBase):
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
             nowhere = torch.zeros_like(own[1], dtype=torch.bool)
             advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
-            beta = self.beta_max.expand_as(own[1])
-            if self.bandit is not None:
-                beta = beta * self.bandit.trust()
+            beta = (self.beta_max * self.trust).expand_as(own[1])
             if self.calibrator is not None:
                 group = torch.full_like(nowhere, keys.PRIOR_NET_GROUP, dtype=torch.long)
                 beta = beta * self.calibrator.trust(advice.confidence, group)
-            mixture = self.mixer.mix(log_p, *advice[:3], beta)
+            mixture = self.mixer.mix(log_p, *advice[:3], beta, num_points=_NUM_POINTS)
         # The mixer works without gradient; what it adds is constant in the actor.
         shift = mixture.log_probs - log_p.detach()
         return type(distribution)(logits=log_p + shift)

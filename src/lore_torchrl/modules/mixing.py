@@ -116,7 +116,14 @@ class LogitMixer(TensorDictModuleBase):
 
     @torch.no_grad()
     def mix(
-        self, log_p: Tensor, prior_logits: Tensor, confidence: Tensor, mask: Tensor, beta: Tensor
+        self,
+        log_p: Tensor,
+        prior_logits: Tensor,
+        confidence: Tensor,
+        mask: Tensor,
+        beta: Tensor,
+        *,
+        num_points: int = 24,
     ) -> Mixture:
         """Mix, project and measure; see the class for the formulas.
 
@@ -126,6 +133,10 @@ class LogitMixer(TensorDictModuleBase):
             confidence: Shape ``[*B, 1]``.
             mask: Boolean, shape ``[*B, 1]``.
             beta: Weight asked for, shape ``[*B, 1]``.
+
+        Keyword Args:
+            num_points: Candidates in each round of the projection; fewer cost less and
+                stay further inside the bound. Default: ``24``.
         """
         prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
         beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
@@ -136,7 +147,7 @@ class LogitMixer(TensorDictModuleBase):
             mix, other = mix_probs, torch.log_softmax(tempered, -1)
             beta = beta.clamp(max=1.0) * weight
         if math.isfinite(self.max_kl):
-            beta = project_weight(mix, log_p, other, beta, self.max_kl)
+            beta = project_weight(mix, log_p, other, beta, self.max_kl, num_points=num_points)
         log_probs = torch.where(beta > 0, mix(log_p, other, beta), log_p)
         kl = categorical_kl(log_probs, log_p).unsqueeze(-1)
         return Mixture(log_probs, beta, kl)

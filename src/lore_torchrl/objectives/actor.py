@@ -14,6 +14,7 @@ from torchrl.objectives.common import LossModule
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
+from lore_torchrl.control.outcomes import Outcomes
 from lore_torchrl.functional import (
     categorical_kl,
     clean_advice,
@@ -203,6 +204,11 @@ class LoReActorLoss(LossModule):
                 "The constraint compares the policy with the mixture that acts: pass the "
                 "policy's gate and mixer, or set multiplier_lr=0."
             )
+        if gate is not None and gate.adapt_rate and not (self.constrained or distillation_weight):
+            raise ValueError(
+                "The gate adapts its weights where the mixture is computed: switch on the "
+                "constraint or distillation_weight, or set adapt_rate=0."
+            )
         if distillation_weight and (gate is None or mixer is None):
             raise ValueError("distillation_weight needs the policy's gate and mixer.")
         if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
@@ -213,8 +219,9 @@ class LoReActorLoss(LossModule):
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         self.__dict__["_actor"] = actor_loss.actor_model
+        self.__dict__["_imagination"] = None
         if beta_imagine_max:
-            actor_loss.actor_model = ImaginationActor(
+            self.__dict__["_imagination"] = actor_loss.actor_model = ImaginationActor(
                 actor_loss.actor_model,
                 prior_net,
                 mixer,
@@ -298,6 +305,8 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
+        if self._imagination is not None:
+            self._imagination.refresh()
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
             losses.update(self._imagined_bonus(imagined))
@@ -305,12 +314,16 @@ class LoReActorLoss(LossModule):
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
 
-    def advice_terms(self, tensordict: TensorDictBase) -> TensorDict:
+    def advice_terms(
+        self, tensordict: TensorDictBase, outcomes: Outcomes | None = None
+    ) -> TensorDict:
         """Compute the LoRe terms alone, on states that may carry advice.
 
         Args:
             tensordict: ``state``, ``belief`` and the three advice entries, aligned, with
                 any batch shape. Latent features are detached.
+            outcomes: What was gained from these states on, by which a gate with
+                ``adapt_rate`` weighs its parts. Default: ``None``.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_kl``,
@@ -350,7 +363,10 @@ class LoReActorLoss(LossModule):
             bonus = masked_mean(weight * expected, valid)
             terms["loss_lore_bonus"] = -self.bonus_weight * scale * bonus
         if self.constrained or self.distillation_weight:
-            kl = masked_mean(self._mixture_kl(log_p, raw, trust, tensordict), valid)
+            inputs = self._gate_inputs(log_p.detach(), tensordict)
+            if outcomes is not None and self.training:
+                self.gate.adapt(*inputs, outcomes.advantage, outcomes.valid)
+            kl = masked_mean(self._mixture_kl(inputs, log_p, raw, trust), valid)
             terms["lore_kl"] = kl
         if self.distillation_weight:
             terms["loss_lore_distillation"] = self.distillation_weight * scale * kl
@@ -390,15 +406,14 @@ class LoReActorLoss(LossModule):
 
     def _mixture_kl(
         self,
+        inputs: Sequence[Tensor | None],
         log_p: Tensor,
         advice: Sequence[Tensor],
         trust: Tensor | None,
-        tensordict: TensorDictBase,
     ) -> Tensor:
-        inputs = self._gate_inputs(log_p.detach(), tensordict)
         beta = self.gate.evaluate(*inputs).beta
         beta = beta if trust is None else beta * trust
-        mixture = self.mixer.mix(log_p.detach(), *advice, beta)
+        mixture = self.mixer.mix(inputs[0], *advice, beta)
         return categorical_kl(mixture.log_probs, log_p)
 
     @torch.no_grad()
@@ -417,21 +432,6 @@ class LoReActorLoss(LossModule):
         elif self.gate.disagreement_weight:
             disagreement = tensordict.get(self.gate.disagreement_key, None)
         return log_p, value_logits, disagreement
-
-    def adapt_gate(self, tensordict: TensorDictBase, advantage: Tensor, valid: Tensor) -> None:
-        """Let a gate with ``adapt_rate`` weigh its parts by how they predict the advantage.
-
-        Args:
-            tensordict: ``state`` and ``belief``.
-            advantage: Advantage of what was done there, ``[*B, 1]``.
-            valid: Where it is known, boolean ``[*B, 1]``.
-        """
-        if self.gate is None or not self.gate.adapt_rate:
-            return
-        with torch.no_grad():
-            features = tensordict.select(*self.actor_model.in_keys)
-            log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
-        self.gate.adapt(*self._gate_inputs(log_p, tensordict), advantage, valid)
 
     def _imagined_bonus(self, imagined: TensorDictBase) -> dict[str, Tensor]:
         features = imagined.select(*self.actor_model.in_keys).detach()

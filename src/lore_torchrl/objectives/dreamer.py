@@ -146,9 +146,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = self._advised(context, sample)
         if self.prior_net_loss is not None:
             result.update(self.prior_net_loss(advised))
+        outcomes = None
         if self.outcomes is not None:
-            result.update(self._judge(advised, sample))
-        return result.update(self.actor_loss.advice_terms(advised))
+            outcomes = self.outcomes.evaluate(advised, sample)
+            result.update(self._judge(outcomes, advised, sample))
+        return result.update(self.actor_loss.advice_terms(advised, outcomes))
 
     def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:
         """Put the posterior states and the advice that belongs to them into one tensordict."""
@@ -180,9 +182,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         filled = net.fill(net.advise(*(advised.get(key) for key in net.in_keys)), *advice)
         return list(filled[:3]), filled.learnt
 
-    def _judge(self, advised: TensorDictBase, sample: TensorDictBase) -> TensorDict:
+    def _judge(
+        self, outcomes: Outcomes, advised: TensorDictBase, sample: TensorDictBase
+    ) -> TensorDict:
         """Compare what followed the advice with what did not, and learn the values."""
-        outcomes: Outcomes = self.outcomes.evaluate(advised, sample)
         result = TensorDict({}, [])
         if self.training and self.outcomes.calibrator is not None:
             advice, learnt = self._advice(advised)
@@ -190,6 +193,4 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             result.update(self.outcomes.judge(outcomes, action, *advice, learnt))
         if self.value_ensemble_loss is not None:
             result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
-        if self.training:
-            self.actor_loss.adapt_gate(advised, outcomes.advantage, outcomes.valid)
         return result

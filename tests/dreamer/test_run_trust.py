@@ -1,0 +1,118 @@
+"""A whole run with everything that measures, learns and doubts the advice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from tiny_run import planner, tiny_config
+
+from lore_torchrl.configs import GateConfig, LoReConfig, LossConfig
+from lore_torchrl.configs.trust import BanditConfig, PriorNetConfig
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run import build_run, train
+
+EVERYTHING = LoReConfig(
+    gate=GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.1),
+    loss=LossConfig(
+        bonus_weight=0.01,
+        distillation_weight=0.1,
+        beta_imagine_max=0.5,
+        imagine_bonus_weight=0.01,
+    ),
+    prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
+    bandit=BanditConfig(segment_steps=10, initial=None),
+)
+PARTS = ("bandit", "calibrator", "prior_net", "disagreement", "value_ensemble")
+
+
+def parts_of(run) -> dict[str, torch.Tensor]:
+    """What the parts have learnt and counted, the random stream included."""
+    loss = run.learner.loss.actor_loss
+    state = {"weights": loss.gate.weights}
+    for name in PARTS:
+        for key, value in getattr(loss, name).state_dict().items():
+            state[f"{name}.{key}"] = value
+    return {name: value.clone() for name, value in state.items() if value is not None}
+
+
+def test_everything_together_and_resumed(tmp_path):
+    config = tiny_config(tmp_path / "run", lore=EVERYTHING, checkpoint_interval=256)
+    run = build_run(config, advisor=planner())
+    start = parts_of(run)
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    end = parts_of(run)
+    moved = {name for name in end if name in start and not torch.equal(start[name], end[name])}
+    assert any(name.startswith("prior_net.network") for name in moved)
+    assert any(name.startswith("prior_net.calibrator") for name in moved)
+    assert any(name.startswith("disagreement") for name in moved)
+    assert any(name.startswith("value_ensemble") for name in moved)
+    assert {"weights", "bandit.counts", "bandit.log_weights", "calibrator.counts"} <= moved
+    assert end["bandit.episodes"] >= 2 * (128 // 10)
+
+    rows = read_metrics(config.output_dir)
+    last = {name: value for row in rows for name, value in row.items()}
+    for name in (
+        "bandit/evidence",
+        "bandit/share",
+        "bandit/prob_0.25",
+        "prior_net/ece",
+        "prior_net/served",
+        "loss/prior_net",
+        "loss/disagreement",
+        "loss/value_ensemble",
+        "loss/lore_bonus",
+        "loss/lore_distillation",
+        "loss/lore_imagined_bonus",
+        "learner/lore_reliability",
+        "learner/lore_learnt",
+    ):
+        assert math.isfinite(last[name]), name
+    assert last["prior_net/served"] > 0
+
+    resumed = build_run(
+        replace(config, total_steps=512, resume=str(tmp_path / "run")), advisor=planner()
+    )
+    try:
+        again = parts_of(resumed)
+        assert set(again) == set(end)
+        for name, value in end.items():
+            assert torch.equal(again[name], value), name
+        drawn = [run.learner.loss.actor_loss.bandit.draw(20)[0] for run in (run, resumed)]
+        assert torch.equal(*drawn)
+    finally:
+        resumed.close()
+
+
+def test_the_bandit_decides_what_acts(tmp_path):
+    """Without evidence, trial or probation the advice is asked for and never mixed in."""
+    shut = BanditConfig(
+        trial_episodes=0, probation=0.0, evidence_low=0.98, evidence_high=0.985, trust_high=0.99
+    )
+    config = tiny_config(tmp_path / "run", lore=LoReConfig(bandit=shut))
+    summary = train(config, advisor=planner())
+    assert summary["advice/calls"] > 0 and summary["bandit/share"] == 0
+    assert summary["lore/src_llm"] == 0 and summary["loss/lore_prior"] == 0
+    assert summary["bandit/prob_0"] == 1
+
+
+def test_calls_dry_up(tmp_path):
+    """Situations share answers, so calls end long before the budget does."""
+    config = tiny_config(tmp_path / "run", total_steps=2048)
+    config = replace(
+        config,
+        dreamer=replace(config.dreamer, replay_ratio=0.5),
+        evaluation=replace(config.evaluation, interval=100_000),
+    )
+    train(config, advisor=planner())
+    calls = [
+        row["advice/calls"] for row in read_metrics(config.output_dir) if "advice/calls" in row
+    ]
+    per_row = [b - a for a, b in zip([0.0, *calls], calls, strict=False)]
+    peak, rest = max(per_row), per_row[-len(per_row) // 4 :]
+    assert calls[-1] < 200, "the budget is not what ends them"
+    assert sum(rest) / len(rest) < peak / 4

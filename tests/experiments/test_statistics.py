@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lore_torchrl.experiments import (
+    area_under_curve,
+    bootstrap_interval,
+    interquartile_mean,
+    ratio_interval,
+)
+
+
+def test_interquartile_mean_of_a_multiple_of_four_is_the_trimmed_mean():
+    values = np.random.default_rng(0).normal(size=(3, 20))
+    middle = np.sort(values, -1)[:, 5:15].mean(-1)
+    assert np.allclose(interquartile_mean(values), middle)
+
+
+def test_interquartile_mean_weighs_the_edges():
+    # Of five values the second and fourth count three quarters each.
+    assert interquartile_mean(np.array([9.0, 1.0, 2.0, 3.0, -5.0])) == pytest.approx(2.0)
+    assert interquartile_mean(np.array([0.0, 0.0, 2.0, 4.0, 9.0])) == pytest.approx(5 / 2.5)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal():
+    values = np.random.default_rng(1).normal(size=200)
+    low, high = bootstrap_interval(values, lambda drawn: drawn.mean(-1))
+    error = values.std(ddof=1) / np.sqrt(200)
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
+
+
+def test_equal_seeds_have_no_interval():
+    assert bootstrap_interval(np.full(5, 0.7)) == (0.7, 0.7)
+
+
+def test_a_ratio_lies_in_its_interval():
+    generator = np.random.default_rng(2)
+    above, below = generator.normal(2, 0.1, 50), generator.normal(1, 0.1, 50)
+    ratio, low, high = ratio_interval(above, below)
+    assert low < ratio < high and ratio == pytest.approx(2, abs=0.1)
+    assert high - low < 0.2
+
+
+def test_area_of_a_straight_line():
+    steps = np.array([100, 200, 400])
+    assert area_under_curve(steps, np.array([0.25, 0.5, 1.0])) == pytest.approx(
+        (0.25 * 100 + 0.375 * 100 + 0.75 * 200) / 400
+    )
+    assert np.allclose(area_under_curve(steps, np.ones((2, 3))), 1.0)
