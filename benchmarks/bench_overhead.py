@@ -58,6 +58,7 @@ VARIANTS = {
     "adaptive_gate": _with(gate=GateConfig(adapt_rate=0.01)),
     "imagination": _with(prior_net=PriorNetConfig(), loss=IMAGINATION),
     "default": LoReConfig(),
+    "all but imagination": LoReConfig(gate=ALL_GATE),
     "everything": LoReConfig(gate=ALL_GATE, loss=IMAGINATION),
 }
 # Upper bounds on the ratio to stock.

@@ -92,7 +92,13 @@ def test_actions_are_drawn_from_the_mixture():
         actions = imagined(many)["action"].float().mean(0)
     expected = torch.softmax(imagined.get_dist(td[:1]).logits, -1)[0]
     torch.testing.assert_close(actions, expected, atol=0.03, rtol=0)
+    # What the loss scores is what acted, and the advice is not computed again for it.
     log_prob = torch.log_softmax(many["logits"], -1)
+    scored = torch.log_softmax(imagined.get_dist(many.clone()).logits, -1)
+    torch.testing.assert_close(scored, log_prob)
+    many["lore_imagined_shift"].zero_()
+    scored = torch.log_softmax(imagined.get_dist(many.clone()).logits, -1)
+    assert (scored - log_prob).abs().max() > 0.1
     chosen = log_prob.gather(-1, many["action"].argmax(-1, keepdim=True)).squeeze(-1)
     torch.testing.assert_close(many["action_log_prob"], chosen)
 

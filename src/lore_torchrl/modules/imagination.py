@@ -67,8 +67,8 @@ class ImaginationActor(TensorDictModuleBase):
         self.calibrator = calibrator
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("trust", torch.ones(()), persistent=False)
-        self.in_keys = list(actor.in_keys)
-        self.out_keys = list(actor.out_keys)
+        self.in_keys = [*actor.in_keys, "lore_imagined_shift"]
+        self.out_keys = [*actor.out_keys, self.in_keys[-1]]
 
     def refresh(self) -> None:
         """Read the bandit's trust, once for a whole imagined rollout."""
@@ -76,27 +76,39 @@ class ImaginationActor(TensorDictModuleBase):
             self.trust.copy_(self.bandit.trust())
 
     def get_dist(self, tensordict: TensorDictBase) -> torch.distributions.Distribution:
-        """Return the mixed distribution; the gradient reaches the actor alone."""
+        """Return the mixed distribution; the gradient reaches the actor alone.
+
+        The advice is constant, so what :meth:`forward` has written is not computed again.
+        """
         distribution = self.actor.get_dist(tensordict)
         log_p = torch.log_softmax(distribution.logits.float(), -1)
-        with torch.no_grad():
-            own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
-            nowhere = torch.zeros_like(own[1], dtype=torch.bool)
-            advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
-            beta = (self.beta_max * self.trust).expand_as(own[1])
-            if self.calibrator is not None:
-                group = torch.full_like(nowhere, keys.PRIOR_NET_GROUP, dtype=torch.long)
-                beta = beta * self.calibrator.trust(advice.confidence, group)
-            mixture = self.mixer.mix(log_p, *advice[:3], beta, num_points=_NUM_POINTS)
-        # The mixer works without gradient; what it adds is constant in the actor.
-        shift = mixture.log_probs - log_p.detach()
+        shift = tensordict.get(self.in_keys[-1], None)
+        if shift is None:
+            shift = self._shift(tensordict, log_p.detach())
         return type(distribution)(logits=log_p + shift)
 
+    @torch.no_grad()
+    def _shift(self, tensordict: TensorDictBase, log_p: Tensor) -> Tensor:
+        """Return what the advice adds to the policy's log-probabilities."""
+        own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
+        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
+        advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
+        beta = (self.beta_max * self.trust).expand_as(own[1])
+        if self.calibrator is not None:
+            group = torch.full_like(nowhere, keys.PRIOR_NET_GROUP, dtype=torch.long)
+            beta = beta * self.calibrator.trust(advice.confidence, group)
+        mixture = self.mixer.mix(log_p, *advice[:3], beta, num_points=_NUM_POINTS)
+        return mixture.log_probs - log_p
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write an action, its log-probability and the mixed logits."""
-        distribution = self.get_dist(tensordict)
+        """Write an action, its log-probability, the mixed logits and the advice's part in them."""
+        distribution = self.actor.get_dist(tensordict)
+        log_p = torch.log_softmax(distribution.logits.float(), -1)
+        shift = self._shift(tensordict, log_p.detach())
+        distribution = type(distribution)(logits=log_p + shift)
         action = distribution.rsample() if distribution.has_rsample else distribution.sample()
         head = self.actor[-1]
+        tensordict.set(self.in_keys[-1], shift)
         tensordict.set(head.in_keys[0], distribution.logits)
         tensordict.set(head.out_keys[0], action)
         return tensordict.set(head.log_prob_key, distribution.log_prob(action))
