@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from lore_torchrl.advisors import Advice, AdviceRequest, Advisor, Describer
-from lore_torchrl.modules import LogitMixer, LoReActor, TemperatureAligner, UncertaintyGate
+from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, EpisodeShare, ShareBandit
+from lore_torchrl.modules import (
+    LatentDisagreement,
+    LogitMixer,
+    LoReActor,
+    PriorNet,
+    TemperatureAligner,
+    UncertaintyGate,
+    ValueEnsemble,
+)
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
 from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 from lore_torchrl.transforms import AdviceTransform
@@ -12,18 +21,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Advice",
+    "AdviceOutcomes",
     "AdviceRequest",
     "AdviceService",
     "AdviceTransform",
     "Advisor",
     "CallBudget",
     "CallPolicy",
+    "ConfidenceCalibrator",
     "Describer",
+    "EpisodeShare",
+    "LatentDisagreement",
     "LoReActor",
     "LoReActorLoss",
     "LoReDreamerV3Loss",
     "LogitMixer",
+    "PriorNet",
+    "ShareBandit",
     "TemperatureAligner",
     "UncertaintyGate",
+    "ValueEnsemble",
     "__version__",
 ]

@@ -21,6 +21,7 @@ from lore_torchrl.configs.advisors import (
 )
 from lore_torchrl.configs.calls import CallsConfig
 from lore_torchrl.configs.chat import ChatAdvisorConfig
+from lore_torchrl.configs.check import check
 from lore_torchrl.configs.trust import (
     BanditConfig,
     CalibrationConfig,
@@ -28,11 +29,6 @@ from lore_torchrl.configs.trust import (
     PriorNetConfig,
     ValueEnsembleConfig,
 )
-
-
-def _check(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
 
 
 @dataclass
@@ -46,8 +42,8 @@ class EnvConfig:
     memory: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.num_envs >= 1, "env.num_envs", self.num_envs, "it must be at least 1")
-        _check(
+        check(self.num_envs >= 1, "env.num_envs", self.num_envs, "it must be at least 1")
+        check(
             self.max_steps is None or self.max_steps >= 1,
             "env.max_steps",
             self.max_steps,
@@ -73,8 +69,8 @@ class GateConfig:
     scale_decay: float = 0.995
 
     def __post_init__(self) -> None:
-        _check(self.beta_max >= 0, "lore.gate.beta_max", self.beta_max, "it must not be negative")
-        _check(
+        check(self.beta_max >= 0, "lore.gate.beta_max", self.beta_max, "it must not be negative")
+        check(
             self.hysteresis is None or len(self.hysteresis) == 2,
             "lore.gate.hysteresis",
             self.hysteresis,
@@ -127,7 +123,7 @@ class EpsilonConfig:
     annealing_num_steps: int = 10_000
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             0 <= self.eps_end <= self.eps_init <= 1,
             "lore.epsilon",
             (self.eps_init, self.eps_end),
@@ -203,7 +199,7 @@ class DreamerConfig:
     mixed_precision: bool = False
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             self.belief_dim % self.num_blocks == 0,
             "dreamer.belief_dim",
             self.belief_dim,
@@ -211,11 +207,11 @@ class DreamerConfig:
         )
         for name in ("batch_size", "seq_len", "imagination_horizon", "buffer_size"):
             value = getattr(self, name)
-            _check(value >= 1, f"dreamer.{name}", value, "it must be positive")
+            check(value >= 1, f"dreamer.{name}", value, "it must be positive")
         for name in ("replay_ratio", "learning_starts"):
             value = getattr(self, name)
-            _check(value >= 0, f"dreamer.{name}", value, "it must not be negative")
-        _check(self.lr > 0, "dreamer.lr", self.lr, "it must be positive")
+            check(value >= 0, f"dreamer.{name}", value, "it must not be negative")
+        check(self.lr > 0, "dreamer.lr", self.lr, "it must be positive")
 
 
 @dataclass
@@ -232,14 +228,14 @@ class LoggerConfig:
 
     def __post_init__(self) -> None:
         known = {"csv", "wandb", "tensorboard"}
-        _check(
+        check(
             set(self.backends) <= known,
             "logger.backends",
             list(self.backends),
             f"choose from {sorted(known)}",
         )
-        _check(self.interval >= 1, "logger.interval", self.interval, "it must be positive")
-        _check(
+        check(self.interval >= 1, "logger.interval", self.interval, "it must be positive")
+        check(
             self.mode in (None, "online", "offline", "disabled"),
             "logger.mode",
             self.mode,
@@ -256,8 +252,8 @@ class EvaluationConfig:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.interval >= 1, "evaluation.interval", self.interval, "it must be positive")
-        _check(self.episodes >= 1, "evaluation.episodes", self.episodes, "it must be positive")
+        check(self.interval >= 1, "evaluation.interval", self.interval, "it must be positive")
+        check(self.episodes >= 1, "evaluation.episodes", self.episodes, "it must be positive")
 
 
 @dataclass
@@ -282,33 +278,33 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        _check(self.total_steps >= 1, "total_steps", self.total_steps, "it must be positive")
-        _check(
+        check(self.total_steps >= 1, "total_steps", self.total_steps, "it must be positive")
+        check(
             self.steps_per_batch % self.env.num_envs == 0,
             "steps_per_batch",
             self.steps_per_batch,
             f"it must be a multiple of env.num_envs={self.env.num_envs}",
         )
-        _check(
+        check(
             self.total_steps % self.steps_per_batch == 0 or self.total_steps > self.steps_per_batch,
             "total_steps",
             self.total_steps,
             f"it must be at least steps_per_batch={self.steps_per_batch}",
         )
-        _check(
+        check(
             self.checkpoint_interval is None or self.checkpoint_interval >= 1,
             "checkpoint_interval",
             self.checkpoint_interval,
             "it must be positive, or null for no checkpoints",
         )
-        _check(
+        check(
             self.num_threads is None or self.num_threads >= 1,
             "num_threads",
             self.num_threads,
             "it must be positive, or null for PyTorch's own choice",
         )
         per_stream = self.dreamer.buffer_size // self.env.num_envs
-        _check(
+        check(
             per_stream > self.dreamer.seq_len + 1,
             "dreamer.buffer_size",
             self.dreamer.buffer_size,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
-def _check(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
+from lore_torchrl.configs.check import check
 
 
 @dataclass
@@ -26,7 +23,7 @@ class ScriptedAdvisorConfig:
             ("sharpness", self.sharpness > 0, "it must be positive"),
             ("confidence", 0 <= self.confidence <= 1, "it must lie in [0, 1]"),
         ):
-            _check(possible, f"advisor.{name}", getattr(self, name), rule)
+            check(possible, f"advisor.{name}", getattr(self, name), rule)
 
 
 @dataclass
@@ -38,7 +35,7 @@ class StaleAdvisorConfig:
     advisor: Any = field(default_factory=ScriptedAdvisorConfig)
 
     def __post_init__(self) -> None:
-        _check(self.lag >= 1, "advisor.lag", self.lag, "it must be at least 1")
+        check(self.lag >= 1, "advisor.lag", self.lag, "it must be at least 1")
 
 
 @dataclass
@@ -50,7 +47,7 @@ class TruncatedAdvisorConfig:
     advisor: Any = field(default_factory=ScriptedAdvisorConfig)
 
     def __post_init__(self) -> None:
-        _check(0 <= self.keep <= 1, "advisor.keep", self.keep, "it must lie in [0, 1]")
+        check(0 <= self.keep <= 1, "advisor.keep", self.keep, "it must lie in [0, 1]")
 
 
 @dataclass
@@ -64,7 +61,7 @@ class TurningAdvisorConfig:
 
     def __post_init__(self) -> None:
         possible = self.turn_after is None or self.turn_after >= 0
-        _check(possible, "advisor.turn_after", self.turn_after, "it must not be negative, or null")
+        check(possible, "advisor.turn_after", self.turn_after, "it must not be negative, or null")
 
 
 @dataclass
@@ -76,7 +73,7 @@ class RecordedAdvisorConfig:
     missing: str | None = None
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             self.missing in ("error", "mask", None),
             "advisor.missing",
             self.missing,
@@ -102,13 +99,13 @@ class LocalAdvisorConfig:
     max_sequences: int = 64
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             self.max_tokens is None or self.max_tokens >= 2,
             "advisor.max_tokens",
             self.max_tokens,
             "it must hold a prompt and an action, or be null for what the model reads",
         )
-        _check(
+        check(
             self.max_sequences >= 1,
             "advisor.max_sequences",
             self.max_sequences,

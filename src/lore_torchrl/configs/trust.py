@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-def _check(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
+from lore_torchrl.configs.check import check
 
 
 @dataclass
@@ -23,7 +20,7 @@ class DisagreementConfig:
 
     def __post_init__(self) -> None:
         value = self.num_members
-        _check(value >= 2, "lore.disagreement.num_members", value, "a variance needs two members")
+        check(value >= 2, "lore.disagreement.num_members", value, "a variance needs two members")
 
 
 @dataclass
@@ -40,7 +37,7 @@ class ValueEnsembleConfig:
 
     def __post_init__(self) -> None:
         value = self.num_members
-        _check(value >= 2, "lore.value_ensemble.num_members", value, "a variance needs two members")
+        check(value >= 2, "lore.value_ensemble.num_members", value, "a variance needs two members")
 
 
 @dataclass
@@ -58,7 +55,7 @@ class PriorNetConfig:
 
     def __post_init__(self) -> None:
         value = self.threshold
-        _check(0 <= value <= 1, "lore.prior_net.threshold", value, "it is a confidence, 0 to 1")
+        check(0 <= value <= 1, "lore.prior_net.threshold", value, "it is a confidence, 0 to 1")
 
 
 @dataclass
@@ -72,7 +69,7 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         value = self.decay
-        _check(0 < value <= 1, "lore.calibration.decay", value, "it must lie in (0, 1]")
+        check(0 < value <= 1, "lore.calibration.decay", value, "it must lie in (0, 1]")
 
 
 @dataclass
@@ -95,13 +92,13 @@ class BanditConfig:
     gated: bool = True
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             len(self.arms) >= 2 and self.arms[0] == 0.0,
             "lore.bandit.arms",
             list(self.arms),
             "it needs 0 first, the arm without advice, and at least one more share of beta",
         )
-        _check(
+        check(
             self.initial is None or len(self.initial) == len(self.arms),
             "lore.bandit.initial",
             self.initial,
@@ -109,4 +106,4 @@ class BanditConfig:
         )
         value = self.segment_steps
         rule = "it must be positive, or null for whole episodes"
-        _check(value is None or value >= 1, "lore.bandit.segment_steps", value, rule)
+        check(value is None or value >= 1, "lore.bandit.segment_steps", value, rule)
