@@ -34,7 +34,7 @@ def parts_of(run) -> dict[str, torch.Tensor]:
     for name in PARTS:
         for key, value in getattr(loss, name).state_dict().items():
             state[f"{name}.{key}"] = value
-    return {name: value.clone() for name, value in state.items() if value is not None}
+    return {name: value.clone() for name, value in state.items()}
 
 
 def test_everything_together_and_resumed(tmp_path):

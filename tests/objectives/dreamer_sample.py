@@ -15,7 +15,7 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import Learner, build_bandit, build_learner, build_lore_actor
 
 OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
 STATE, BELIEF = 8, 16
@@ -79,7 +79,9 @@ def tiny_learner(
     config = config or tiny_config()
     agent = tiny_agent(config, seed=seed, device=device)
     lore_actor = None if lore is None else build_lore_actor(lore, agent, device=device)
-    return build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
+    bandit = None if lore is None else build_bandit(lore, device=device)
+    parts = {"lore": lore, "lore_actor": lore_actor, "bandit": bandit}
+    return build_learner(config, agent, **parts, device=device)
 
 
 def advice(*batch: int, mask=True) -> dict[str, torch.Tensor]:

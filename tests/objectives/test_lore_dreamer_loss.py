@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
+from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
 from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
@@ -306,13 +308,27 @@ class TestCompile:
         bonus_weight=0.1, delta=0.0, multiplier_init=0.5, temperature={"rate": 0.1}
     )
 
-    def test_what_lore_adds_has_no_graph_break(self, monkeypatch):
+    everything = replace(
+        lore_config(
+            gate={"disagreement_weight": 0.3, "value_source": "ensemble", "adapt_rate": 0.1},
+            bonus_weight=0.1,
+            distillation_weight=0.1,
+            multiplier_init=0.5,
+        ),
+        prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
+        calibration=CalibrationConfig(),
+        bandit=BanditConfig(),
+    )
+
+    @pytest.mark.parametrize("which", ["config", "everything"])
+    def test_what_lore_adds_has_no_graph_break(self, monkeypatch, which):
         """The stock part is replaced by its result, so that any break is LoRe's own."""
-        loss = tiny_learner(self.config).loss
+        loss = tiny_learner(getattr(self, which)).loss
         sample = tiny_sample()
         state = {name: value.clone() for name, value in loss.state_dict().items()}
         expected = forward(loss, sample)
         loss.load_state_dict(state)
+        assert ("loss_disagreement" in expected) == (which == "everything")
         stock = forward(tiny_learner().loss, sample)
         monkeypatch.setattr(DreamerV3Loss, "forward", lambda self, sample: stock.clone())
 
@@ -322,8 +338,12 @@ class TestCompile:
 
         _, found = torch.compile(step, fullgraph=True, backend="eager")(sample)
         for key in expected.keys():  # noqa: SIM118
-            if "lore" in key:
+            if "lore" in key or "prior_net" in key or "ensemble" in key:
                 torch.testing.assert_close(found[key], expected[key])
+        if which == "everything":
+            # Trust is zero without evidence, and what was judged has moved in place.
+            assert found["loss_lore_prior"] == 0 and found["loss_prior_net"] > 0
+            assert loss.actor_loss.calibrator.counts.sum() > 0
 
     @pytest.mark.slow
     def test_learner_step_breaks_no_more_often_than_stock(self):

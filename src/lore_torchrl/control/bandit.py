@@ -216,14 +216,13 @@ class ShareBandit(nn.Module):
             self.__dict__["_generator"] = torch.Generator(device).manual_seed(self.seed)
         return self._generator
 
-    def get_extra_state(self) -> Tensor | None:
+    def get_extra_state(self) -> Tensor:
         """Return the state of the random stream, for ``state_dict``."""
-        return None if self._generator is None else self._generator.get_state()
+        return self._generator_on(self.low.device).get_state()
 
-    def set_extra_state(self, state: Tensor | None) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Go on with a saved random stream."""
-        if state is not None:
-            self._generator_on(self.low.device).set_state(state.cpu())
+        self._generator_on(self.low.device).set_state(state.cpu())
 
     def __getstate__(self) -> dict[str, Any]:
         # A generator cannot be copied: copies begin at the seed.
