@@ -83,12 +83,13 @@ class BanditConfig:
     learning_rate: float = 0.2
     exploration: float = 0.05
     sharing: float = 0.001
-    decay: float = 0.99
+    decay: float = 0.97
     trial_episodes: int = 12
     probation: float = 0.08
     evidence_low: float = 0.6
     evidence_high: float = 0.8
-    trust_high: float = 0.95
+    trust_low: float = 0.85
+    trust_high: float = 0.97
     gated: bool = True
 
     def __post_init__(self) -> None:

@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 
 
+# Unadvised episodes are remembered as the last seven or so: the agent changes.
+_BASELINE_DECAY = 0.85
+# Where nearly all episodes succeed, or fail, a small drift must not look like proof.
+_LEAST_VARIANCE = 0.1
+
+
 class ShareBandit(nn.Module):
     r"""Draw, for each episode, the share of the advice's weight that is allowed.
 
@@ -39,16 +45,17 @@ class ShareBandit(nn.Module):
         p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
         m &= \max\Bigl(m_{\min},\; 1 - \frac{\text{advised episodes}}{\text{trial}},\;
             \frac{e - e_{low}}{e_{high} - e_{low}}\Bigr) \text{ clipped to } [0, 1] \\
-        e &= \Phi\Bigl(\frac{\mu_1 - \mu_0}{\sqrt{v_1 + v_0}}\Bigr)
+        e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr)
 
     :math:`e` approximates the probability that advised episodes return more than
-    unadvised ones: :math:`\mu, v` are mean and variance of
-    :math:`\mathrm{Beta}(2 m_0 + n\bar r, 2 (1 - m_0) + n(1 - \bar r))` for the decayed
-    number :math:`n` of episodes with and without advice. Both start from the mean of all
-    episodes, :math:`m_0 = (\frac12 + n \bar r) / (2 + n)`, so that the evidence is one half
-    until the two differ, and returns there as episodes fade from the sums: then the
-    probation :math:`m_{\min}` keeps buying the data that it lacks. Before the first episode
-    :math:`m_0` is a quarter: where reward is sparse a few empty episodes are no surprise.
+    unadvised ones. Each advised episode is compared with what unadvised ones returned
+    *then*: :math:`d = r - b`, with :math:`b` the mean of the last few unadvised returns (of
+    weight :math:`n_0 \le 7`), at first shrunk towards a tenth: where reward is sparse an
+    episode brings nothing until shown otherwise. An agent that gets better would otherwise turn the late advised episodes, good because the agent is, into
+    evidence against the early unadvised ones. :math:`\bar d` is the decayed mean of
+    :math:`n_1` differences and two of zero, :math:`v_i = \max(m_0 (1 - m_0), 0.1) / (3 + n_i)`
+    the variance of returns between 0 and 1 whose mean is that of all, :math:`m_0`. Without
+    data the evidence is one half.
 
     While the gate holds, arm 0 is drawn far more often than :math:`q` says and implicit
     exploration hides most of the rarer arms' losses: the weights then drift towards the
@@ -71,8 +78,9 @@ class ShareBandit(nn.Module):
         trial_episodes: Advised episodes until evidence alone decides. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
-        evidence_high: :math:`e_{high}`; trust starts here. Default: ``0.8``.
-        trust_high: Evidence at which trust is whole. Default: ``0.95``.
+        evidence_high: :math:`e_{high}`. Default: ``0.8``.
+        trust_low: Evidence at which trust starts. Default: ``0.85``.
+        trust_high: Evidence at which it is whole. Default: ``0.97``.
         gated: ``False`` is plain EXP3-IX. Default: ``True``.
         seed: Seed of the bandit's own random stream; the global one is left alone.
             Default: ``0``.
@@ -97,12 +105,13 @@ class ShareBandit(nn.Module):
         learning_rate: float = 0.2,
         exploration: float = 0.05,
         sharing: float = 0.0,
-        decay: float = 0.98,
+        decay: float = 0.97,
         trial_episodes: int = 8,
         probation: float = 0.05,
         evidence_low: float = 0.6,
         evidence_high: float = 0.8,
-        trust_high: float = 0.95,
+        trust_low: float = 0.85,
+        trust_high: float = 0.97,
         gated: bool = True,
         seed: int = 0,
     ):
@@ -118,8 +127,8 @@ class ShareBandit(nn.Module):
             raise ValueError(
                 f"initial must hold a positive weight for each of {len(arms)} arms, got {initial}."
             )
-        evidence = (evidence_low, evidence_high, trust_high)
-        ordered = 0 <= evidence_low < evidence_high < trust_high <= 1
+        mass, trust = (evidence_low, evidence_high), (trust_low, trust_high)
+        ordered = all(0 <= low < high <= 1 for low, high in (mass, trust))
         for name, value, fine, rule in (
             ("learning_rate", learning_rate, 0 < learning_rate < math.inf, "be positive"),
             ("exploration", exploration, 0 <= exploration < 1, "lie in [0, 1)"),
@@ -127,7 +136,7 @@ class ShareBandit(nn.Module):
             ("decay", decay, 0 < decay <= 1, "lie in (0, 1]"),
             ("trial_episodes", trial_episodes, trial_episodes >= 0, "not be negative"),
             ("probation", probation, 0 <= probation <= 1, "lie in [0, 1]"),
-            ("evidence_low, evidence_high, trust_high", evidence, ordered, "rise within [0, 1]"),
+            ("evidence and trust (low, high)", (mass, trust), ordered, "rise within [0, 1]"),
         ):
             if not fine:
                 raise ValueError(f"{name} must {rule}, got {value}.")
@@ -141,6 +150,7 @@ class ShareBandit(nn.Module):
         self.probation = probation
         self.evidence_low = evidence_low
         self.evidence_high = evidence_high
+        self.trust_low = trust_low
         self.trust_high = trust_high
         self.gated = gated
         # A setting, not progress: a checkpoint must not replace it.
@@ -152,7 +162,8 @@ class ShareBandit(nn.Module):
         self._least_weight = min(initial) / sum(initial)
         first = torch.tensor(initial).log()
         self.register_buffer("log_weights", first - first.amax())
-        for name in ("episodes", "obtained", "low", "high"):
+        compared = "baseline_sum baseline_count uplift_sum uplift_count"
+        for name in ("episodes", "obtained", "low", "high", *compared.split()):
             self.register_buffer(name, torch.zeros(()))
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
@@ -176,13 +187,24 @@ class ShareBandit(nn.Module):
 
     def evidence(self) -> Tensor:
         """Return the probability that advised episodes return more, a scalar."""
-        count = torch.stack((self.counts[0], self.counts[1:].sum()))
-        total = torch.stack((self.return_sums[0], self.return_sums[1:].sum()))
-        won = self._normalised(total, count)
-        pooled = (0.5 + won.sum()) / (2.0 + count.sum())
-        mean = (2.0 * pooled + won) / (2.0 + count)
-        variance = mean * (1.0 - mean) / (3.0 + count)
-        return torch.special.ndtr((mean[1] - mean[0]) / variance.sum().sqrt())
+        pooled = self._pooled()
+        spread = 1.0 / (3.0 + self.baseline_count) + 1.0 / (3.0 + self.uplift_count)
+        uplift = self.uplift_sum / (2.0 + self.uplift_count)
+        variance = (pooled * (1.0 - pooled)).clamp_min(_LEAST_VARIANCE)
+        return torch.special.ndtr(uplift / (variance * spread).sqrt())
+
+    def _pooled(self) -> Tensor:
+        """Return the mean of all recent normalised returns, shrunk towards a tenth."""
+        won = self._normalised(self.return_sums, self.counts).sum()
+        return (0.2 + won) / (2.0 + self.counts.sum())
+
+    def _baseline(self) -> Tensor:
+        """Return what an unadvised episode returns now, normalised, shrunk towards a tenth."""
+        count = self.baseline_count
+        mean = self._normalised(self.baseline_sum / count.clamp_min(1e-9), torch.ones_like(count))
+        # By all unadvised episodes so far, not the last few: the shrinking must end.
+        seen = self.episodes - self.advised_episodes
+        return (0.2 + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
 
     def advised_mass(self) -> Tensor:
         """Return :math:`m`, the share of steps that the learner may decide, a scalar."""
@@ -195,11 +217,11 @@ class ShareBandit(nn.Module):
     def trust(self) -> Tensor:
         r"""Return how much of what advice teaches is let through, a scalar.
 
-        :math:`\mathrm{clip}((e - e_{high}) / (e_{trust} - e_{high}), 0, 1)`: nothing until
+        :math:`\mathrm{clip}((e - t_{low}) / (t_{high} - t_{low}), 0, 1)`: nothing until
         advised episodes have shown that they return more.
         """
-        span = self.trust_high - self.evidence_high
-        return ((self.evidence() - self.evidence_high) / span).clamp(0.0, 1.0)
+        span = self.trust_high - self.trust_low
+        return ((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0)
 
     def probs(self) -> Tensor:
         """Return the distribution that arms are drawn from, shape ``[K]``."""
@@ -282,6 +304,17 @@ class ShareBandit(nn.Module):
         index = torch.arange(self.num_arms, device=arm.device)
         chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
 
+        # Compared with the unadvised episodes before this call.
+        ones = torch.ones_like(value)
+        uplift = self._normalised(value, ones) - self._baseline()
+        advised, alone = seen * (arm > 0), seen * (arm == 0)
+        forget = self.decay ** seen.sum()
+        self.uplift_sum.mul_(forget).add_((uplift * advised).sum())
+        self.uplift_count.mul_(forget).add_(advised.sum())
+        forget = _BASELINE_DECAY ** alone.sum()
+        self.baseline_sum.mul_(forget).add_((value * alone).sum())
+        self.baseline_count.mul_(forget).add_(alone.sum())
+
         # An episode is as old as the number of episodes that ended after it.
         later = seen.flip(0).cumsum(0).flip(0) - seen
         recent = self.decay**later
@@ -289,7 +322,7 @@ class ShareBandit(nn.Module):
         timed = (length.isfinite() & (length > 0)).float()
         length = torch.where(timed > 0, length, 0.0)
         for sums, added in (
-            (self.counts, torch.ones_like(value)),
+            (self.counts, ones),
             (self.return_sums, value),
             (self.length_counts, timed),
             (self.length_sums, length),
@@ -302,9 +335,7 @@ class ShareBandit(nn.Module):
         self.inverse_probs.add_((1.0 / prob) @ chosen)
         self.weighted_returns.add_((value / prob) @ chosen)
 
-        loss = (1.0 - self._normalised(value, torch.ones_like(value))) / (
-            prob + self.exploration_ix
-        )
+        loss = (1.0 - self._normalised(value, ones)) / (prob + self.exploration_ix)
         log_weights = self.log_weights - self.learning_rate * (loss @ chosen)
         if self.sharing:
             kept = seen.sum() * math.log1p(-self.sharing)
