@@ -12,7 +12,7 @@ from lore_torchrl.modules import PriorNet
 ENVS, STEPS, ACTIONS = 2, 4, 3
 
 
-def batch(*, reward=0.0, done=(), first_step=1, arm=1) -> TensorDict:
+def batch(*, reward=0.0, done=(), first_step=1, arm=1, kl=0.5) -> TensorDict:
     """Steps of two environments; ``done`` lists (environment, step)."""
     steps = torch.arange(first_step, first_step + STEPS).expand(ENVS, -1).unsqueeze(-1)
     ends = torch.zeros(ENVS, STEPS, 1, dtype=torch.bool)
@@ -22,6 +22,7 @@ def batch(*, reward=0.0, done=(), first_step=1, arm=1) -> TensorDict:
         {
             keys.ARM: torch.full((ENVS, STEPS, 1), arm),
             keys.ARM_PROB: torch.full((ENVS, STEPS, 1), 0.5),
+            keys.KL: torch.full((ENVS, STEPS, 1), kl),
             "next": {
                 "reward": torch.full((ENVS, STEPS, 1), float(reward)),
                 "done": ends,
@@ -63,6 +64,26 @@ def test_the_arm_is_that_of_the_stretch():
     control(batch(arm=0))
     control(batch(arm=1, first_step=5))
     assert control.share.bandit.counts.tolist() == [2.0, 2.0]
+
+
+def test_advice_without_a_say_is_no_advice():
+    """An agent that is sure shuts its gate: its returns are its own, whatever the arm."""
+    for kl, advised in ((0.5, 2), (0.005, 0)):
+        control = hook()
+        control(batch(reward=1.0, kl=kl, done=[(0, 3), (1, 3)]))
+        bandit = control.share.bandit
+        assert bandit.episodes == 2 and bandit.advised_episodes == advised
+        assert bandit.counts.tolist() == [0.0, 2.0], "EXP3 counts the arm that was drawn"
+        assert (bandit.baseline_count > 0) == (advised == 0)
+        assert (bandit.uplift_sum > 0) == (advised > 0)
+
+
+def test_a_say_is_a_matter_of_the_whole_stretch():
+    control = hook()
+    control(batch(kl=0.03))
+    control(batch(kl=0.0, first_step=5, done=[(0, 0)]))
+    control(batch(kl=0.0, first_step=9, done=[(1, 3)]))
+    assert control.share.bandit.advised_episodes == 1, "0.12 nats over 5 steps, and over 12"
 
 
 def test_new_arms_are_drawn_where_stretches_begin():

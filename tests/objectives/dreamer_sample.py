@@ -64,7 +64,7 @@ def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
         bandit=BanditConfig(enabled=False),
         gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
         temperature=TemperatureConfig(**(temperature or {})),
-        loss=LossConfig(**{"multiplier_max": 1.0, **loss}),
+        loss=LossConfig(**{"multiplier_max": 1.0, "gated": False, **loss}),
     )
 
 

@@ -555,3 +555,55 @@ def test_one_aligner_serves_policy_and_loss():
     )
     loss.advice_terms(latents())
     assert aligner.temperature != 1.0 and mixer.temperature is aligner
+
+
+def test_gated_terms_are_scaled_by_the_gate():
+    agent, td = tiny_agent(), sometimes_advised()
+    gate = {"tau": 0.6, "kappa": 30.0, "beta_max": 2.0, "value_weight": 0.0}
+    off = {"multiplier_lr": 0.0, "prior_weight": 0.7, "bonus_weight": 0.2}
+    loss = lore_loss(agent, gate=gate, gated=True, **off)
+    log_p = log_policy(agent, td)
+    share = loss.gate.evaluate(log_p).beta.squeeze(-1) / 2.0
+    assert share.min() < 0.2 and share.max() > 0.8
+    log_prior = torch.log_softmax(clean_advice(*advice_of(td))[0], -1)
+    kl = (log_prior.exp() * (log_prior - log_p)).sum(-1)
+    terms = loss.advice_terms(td)
+    torch.testing.assert_close(terms["loss_lore_prior"], 0.7 * weighted(agent, td, share * kl))
+    expected = (log_p.exp() * log_prior).sum(-1)
+    torch.testing.assert_close(
+        terms["loss_lore_bonus"], -0.2 * weighted(agent, td, share * expected)
+    )
+
+
+def advice_of(td):
+    return td["llm_prior_logits"], td["llm_confidence"], td["llm_mask"]
+
+
+class Trusting(torch.nn.Module):
+    """A bandit with a set trust."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = torch.tensor(value)
+
+    def trust(self):
+        return self.value
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.25, 1.0])
+def test_evidence_scales_every_term(trust):
+    agent, td = tiny_agent(), sometimes_advised()
+    kwargs = {
+        "prior_weight": 0.5,
+        "bonus_weight": 0.5,
+        "distillation_weight": 0.5,
+        "multiplier_init": 0.5,
+        "delta": 0.0,
+    }
+    whole = lore_loss(agent, **kwargs).advice_terms(td)
+    scaled = lore_loss(agent, bandit=Trusting(trust), **kwargs).advice_terms(td)
+    names = [name for name in whole.keys() if name.startswith("loss_")]  # noqa: SIM118
+    assert len(names) == 4 and all(whole[name] != 0 for name in names)
+    for name in names:
+        torch.testing.assert_close(scaled[name], trust * whole[name])
+    torch.testing.assert_close(scaled["lore_kl"], whole["lore_kl"])

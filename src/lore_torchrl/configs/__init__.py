@@ -112,6 +112,7 @@ class LossConfig:
     distillation_weight: float = 0.0
     beta_imagine_max: float = 0.0
     imagine_bonus_weight: float = 0.0
+    gated: bool = True
 
 
 @dataclass

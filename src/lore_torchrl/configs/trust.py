@@ -88,8 +88,8 @@ class BanditConfig:
     probation: float = 0.08
     evidence_low: float = 0.6
     evidence_high: float = 0.8
-    trust_low: float = 0.85
-    trust_high: float = 0.97
+    trust_low: float = 0.9
+    trust_high: float = 0.99
     gated: bool = True
 
     def __post_init__(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 # Unadvised episodes are remembered as the last seven or so: the agent changes.
 _BASELINE_DECAY = 0.85
 # Where nearly all episodes succeed, or fail, a small drift must not look like proof.
@@ -51,8 +50,9 @@ class ShareBandit(nn.Module):
     unadvised ones. Each advised episode is compared with what unadvised ones returned
     *then*: :math:`d = r - b`, with :math:`b` the mean of the last few unadvised returns (of
     weight :math:`n_0 \le 7`), at first shrunk towards a tenth: where reward is sparse an
-    episode brings nothing until shown otherwise. An agent that gets better would otherwise turn the late advised episodes, good because the agent is, into
-    evidence against the early unadvised ones. :math:`\bar d` is the decayed mean of
+    episode brings nothing until shown otherwise. An agent that gets better would otherwise
+    turn the late advised episodes, good because the agent is, into evidence against the
+    early unadvised ones. :math:`\bar d` is the decayed mean of
     :math:`n_1` differences and two of zero, :math:`v_i = \max(m_0 (1 - m_0), 0.1) / (3 + n_i)`
     the variance of returns between 0 and 1 whose mean is that of all, :math:`m_0`. Without
     data the evidence is one half.
@@ -79,8 +79,8 @@ class ShareBandit(nn.Module):
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
-        trust_low: Evidence at which trust starts. Default: ``0.85``.
-        trust_high: Evidence at which it is whole. Default: ``0.97``.
+        trust_low: Evidence at which trust starts. Default: ``0.9``.
+        trust_high: Evidence at which it is whole. Default: ``0.99``.
         gated: ``False`` is plain EXP3-IX. Default: ``True``.
         seed: Seed of the bandit's own random stream; the global one is left alone.
             Default: ``0``.
@@ -110,8 +110,8 @@ class ShareBandit(nn.Module):
         probation: float = 0.05,
         evidence_low: float = 0.6,
         evidence_high: float = 0.8,
-        trust_low: float = 0.85,
-        trust_high: float = 0.97,
+        trust_low: float = 0.9,
+        trust_high: float = 0.99,
         gated: bool = True,
         seed: int = 0,
     ):
@@ -267,7 +267,13 @@ class ShareBandit(nn.Module):
 
     @torch.no_grad()
     def observe(
-        self, arm: Tensor, prob: Tensor, episode_return: Tensor, length: Tensor, done: Tensor
+        self,
+        arm: Tensor,
+        prob: Tensor,
+        episode_return: Tensor,
+        length: Tensor,
+        done: Tensor,
+        acted: Tensor | None = None,
     ) -> None:
         """Learn from finished episodes.
 
@@ -284,6 +290,9 @@ class ShareBandit(nn.Module):
             length: Steps of the episode, same shape; unknown where not positive.
             done: Rows at which an episode ended, boolean, same shape, in order of time.
                 All other rows are left out.
+            acted: Whether advice moved the policy in the episode at all, boolean, same
+                shape. Where it did not, the episode is an unadvised one to the evidence,
+                whatever its arm. Default: ``None``, wherever the arm is above 0.
 
         Raises:
             ValueError: If the shapes differ.
@@ -292,6 +301,7 @@ class ShareBandit(nn.Module):
         if len(set(shapes)) > 1:
             raise ValueError(f"arm, prob, episode_return, length, done: shapes differ, {shapes}.")
         arm, done = arm.reshape(-1), done.reshape(-1)
+        acted = arm > 0 if acted is None else (arm > 0) & acted.reshape(-1)
         prob, value, length = (x.reshape(-1).float() for x in (prob, episode_return, length))
         usable = value.isfinite() & (prob > 0)
         counted = done & usable
@@ -304,17 +314,7 @@ class ShareBandit(nn.Module):
         index = torch.arange(self.num_arms, device=arm.device)
         chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
 
-        # Compared with the unadvised episodes before this call.
-        ones = torch.ones_like(value)
-        uplift = self._normalised(value, ones) - self._baseline()
-        advised, alone = seen * (arm > 0), seen * (arm == 0)
-        forget = self.decay ** seen.sum()
-        self.uplift_sum.mul_(forget).add_((uplift * advised).sum())
-        self.uplift_count.mul_(forget).add_(advised.sum())
-        forget = _BASELINE_DECAY ** alone.sum()
-        self.baseline_sum.mul_(forget).add_((value * alone).sum())
-        self.baseline_count.mul_(forget).add_(alone.sum())
-
+        ones, baseline = torch.ones_like(value), self._baseline()
         # An episode is as old as the number of episodes that ended after it.
         later = seen.flip(0).cumsum(0).flip(0) - seen
         recent = self.decay**later
@@ -329,7 +329,20 @@ class ShareBandit(nn.Module):
         ):
             sums.mul_(forget).add_((recent * added) @ chosen)
 
-        self.advised_episodes.add_((counted & (arm > 0)).sum())
+        # Compared with the unadvised episodes before this call; before any reward there is
+        # nothing to compare.
+        uplift = self._normalised(value, ones) - baseline
+        uplift = torch.where(self.high > self.low, uplift, 0.0)
+        advised, alone = seen * acted, seen * ~acted
+        self.uplift_sum.mul_(forget).add_((uplift * advised * recent).sum())
+        self.uplift_count.mul_(forget).add_((advised * recent).sum())
+        later = alone.flip(0).cumsum(0).flip(0) - alone
+        weight = alone * _BASELINE_DECAY**later
+        forget = _BASELINE_DECAY ** alone.sum()
+        self.baseline_sum.mul_(forget).add_((value * weight).sum())
+        self.baseline_count.mul_(forget).add_(weight.sum())
+
+        self.advised_episodes.add_(advised.sum().long())
         self.episodes.add_(seen.sum())
         self.obtained.add_(value.sum())
         self.inverse_probs.add_((1.0 / prob) @ chosen)

@@ -13,6 +13,9 @@ from lore_torchrl import keys
 from lore_torchrl.control import EpisodeShare
 from lore_torchrl.modules import PriorNet
 
+# Mean KL(mixed policy, policy) below which advice had no say in a stretch, nats.
+_LEAST_KL = 0.01
+
 
 class AdviceControlHook(TrainerHookBase):
     """Show each collector batch to what measures the advice.
@@ -40,8 +43,7 @@ class AdviceControlHook(TrainerHookBase):
         self.share = share
         self.prior_net = prior_net
         self.device = torch.device(device)
-        self._return: torch.Tensor | None = None
-        self._length: torch.Tensor | None = None
+        self._running: torch.Tensor | None = None
         # Steps at which PriorNet's advice stood in for a call.
         self.served = torch.zeros((), dtype=torch.long)
 
@@ -59,19 +61,22 @@ class AdviceControlHook(TrainerHookBase):
             batch.get(("next", key)).squeeze(-1).cpu() for key in ("reward", "done", "step_count")
         )
         ends = self.share.ends(done, steps)
-        if self._return is None:
-            self._return, self._length = torch.zeros(2, len(reward))
-        returns, lengths = torch.zeros_like(reward), torch.zeros_like(reward)
+        # Of the stretch under way in each environment: return, length and divergence.
+        steps = torch.stack((reward, torch.ones_like(reward), batch.get(keys.KL).squeeze(-1).cpu()))
+        if self._running is None:
+            self._running = torch.zeros(3, len(reward))
+        sums = torch.zeros_like(steps)
         for step in range(reward.shape[1]):
-            self._return += reward[:, step]
-            self._length += 1
-            returns[:, step], lengths[:, step] = self._return, self._length
-            self._return[ends[:, step]] = 0.0
-            self._length[ends[:, step]] = 0.0
+            self._running += steps[..., step]
+            sums[..., step] = self._running
+            self._running[:, ends[:, step]] = 0.0
+        returns, lengths, divergence = sums
+        acted = divergence > _LEAST_KL * lengths
         arm, prob = (batch.get(key).squeeze(-1) for key in (keys.ARM, keys.ARM_PROB))
         # By time: what ended earlier counts earlier.
         entries = (
-            value.transpose(0, 1).to(self.device) for value in (arm, prob, returns, lengths, ends)
+            value.transpose(0, 1).to(self.device)
+            for value in (arm, prob, returns, lengths, ends, acted)
         )
         self.share.bandit.observe(*entries)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +87,9 @@ class LoReActorLoss(LossModule):
         beta_imagine_max: Largest weight of advice in imagination; needs ``prior_net`` and
             ``mixer``. Default: ``0.0``.
         imagine_bonus_weight: :math:`\beta_i`; needs ``prior_net``. Default: ``0.0``.
+        gated: Whether :math:`w` is also scaled by the gate's :math:`\beta / \beta_{\max}` in
+            the prior term and the bonus: where the agent is sure it is not taught. Needs
+            ``gate``. Default: ``False``.
         multiplier_lr: :math:`\eta` for each update; ``0`` switches the constraint off.
             Default: ``1e-3``.
         multiplier_max: :math:`\lambda_{\max}`. Default: ``1.0``.
@@ -164,6 +166,7 @@ class LoReActorLoss(LossModule):
         distillation_weight: float = 0.0,
         beta_imagine_max: float = 0.0,
         imagine_bonus_weight: float = 0.0,
+        gated: bool = False,
         prior_net: PriorNet | None = None,
         bandit: nn.Module | None = None,
         calibrator: nn.Module | None = None,
@@ -204,11 +207,14 @@ class LoReActorLoss(LossModule):
                 "The constraint compares the policy with the mixture that acts: pass the "
                 "policy's gate and mixer, or set multiplier_lr=0."
             )
-        if gate is not None and gate.adapt_rate and not (self.constrained or distillation_weight):
+        mixes = self.constrained or distillation_weight > 0
+        if gate is not None and gate.adapt_rate and not (mixes or gated):
             raise ValueError(
-                "The gate adapts its weights where the mixture is computed: switch on the "
-                "constraint or distillation_weight, or set adapt_rate=0."
+                "The gate adapts its weights where the loss computes it: set gated=True, switch "
+                "on the constraint or distillation_weight, or set adapt_rate=0."
             )
+        if gated and gate is None:
+            raise ValueError("gated=True needs the policy's gate.")
         if distillation_weight and (gate is None or mixer is None):
             raise ValueError("distillation_weight needs the policy's gate and mixer.")
         if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
@@ -237,6 +243,7 @@ class LoReActorLoss(LossModule):
         self.calibrator = calibrator
         self.disagreement = disagreement
         self.value_ensemble = value_ensemble
+        self.gated = gated
         self.distillation_weight = distillation_weight
         self.imagine_bonus_weight = imagine_bonus_weight
         self.prior_weight = prior_weight
@@ -354,6 +361,14 @@ class LoReActorLoss(LossModule):
         scale = 1.0 if self.bandit is None else self.bandit.trust()
 
         terms["lore_advised"] = valid.float().mean()
+        mixes = self.constrained or self.distillation_weight
+        if mixes or self.gated:
+            inputs = self._gate_inputs(log_p.detach(), tensordict)
+            if outcomes is not None and self.training:
+                self.gate.adapt(*inputs, outcomes.advantage, outcomes.valid)
+            beta = self.gate.evaluate(*inputs).beta
+        if self.gated:
+            weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
         if self.prior_weight:
             pair = (log_prior, log_p) if self.prior_kl == "prior_to_policy" else (log_p, log_prior)
             prior = masked_mean(weight * categorical_kl(*pair), valid)
@@ -362,11 +377,9 @@ class LoReActorLoss(LossModule):
             expected = (log_p.exp() * log_prior).sum(-1)
             bonus = masked_mean(weight * expected, valid)
             terms["loss_lore_bonus"] = -self.bonus_weight * scale * bonus
-        if self.constrained or self.distillation_weight:
-            inputs = self._gate_inputs(log_p.detach(), tensordict)
-            if outcomes is not None and self.training:
-                self.gate.adapt(*inputs, outcomes.advantage, outcomes.valid)
-            kl = masked_mean(self._mixture_kl(inputs, log_p, raw, trust), valid)
+        if mixes:
+            mixture = self.mixer.mix(log_p.detach(), *raw, beta if trust is None else beta * trust)
+            kl = masked_mean(categorical_kl(mixture.log_probs, log_p), valid)
             terms["lore_kl"] = kl
         if self.distillation_weight:
             terms["loss_lore_distillation"] = self.distillation_weight * scale * kl
@@ -403,18 +416,6 @@ class LoReActorLoss(LossModule):
         if self.calibrator is None:
             return None
         return self.calibrator.trust(confidence, None if learnt is None else learnt.long())
-
-    def _mixture_kl(
-        self,
-        inputs: Sequence[Tensor | None],
-        log_p: Tensor,
-        advice: Sequence[Tensor],
-        trust: Tensor | None,
-    ) -> Tensor:
-        beta = self.gate.evaluate(*inputs).beta
-        beta = beta if trust is None else beta * trust
-        mixture = self.mixer.mix(inputs[0], *advice, beta)
-        return categorical_kl(mixture.log_probs, log_p)
 
     @torch.no_grad()
     def _gate_inputs(
