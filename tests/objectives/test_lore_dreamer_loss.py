@@ -11,7 +11,6 @@ from dreamer_sample import (
     TIME,
     gradients,
     lore_config,
-    tiny_agent,
     tiny_config,
     tiny_learner,
     tiny_sample,
@@ -23,7 +22,6 @@ from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
 from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
-from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 NAN, INF = float("nan"), float("inf")
@@ -369,12 +367,13 @@ class TestCompile:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_learner_step_on_cuda():
-    config = tiny_config()
-    agent = tiny_agent(config, device="cuda")
-    lore = lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5})
-    lore_actor = build_lore_actor(lore, agent, device="cuda")
-    learner = build_learner(config, agent, lore=lore, lore_actor=lore_actor, device="cuda")
+@pytest.mark.parametrize("which", ["constraint", "everything"])
+def test_learner_step_on_cuda(which):
+    lore = TestCompile.everything
+    if which == "constraint":
+        lore = lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5})
+    learner = tiny_learner(lore, device="cuda")
     metrics, _, _ = update(learner, tiny_sample().to("cuda"))
     assert all(value.isfinite().all() and value.is_cuda for value in metrics.values())
+    assert all(value.is_cuda for value in learner.loss.buffers())
     assert learner.loss.actor_loss.multiplier.item() > 0
