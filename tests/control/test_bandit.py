@@ -62,19 +62,28 @@ class TestUpdate:
     def test_weights_of_one_episode(self):
         bandit = ShareBandit(learning_rate=0.4, exploration=0.0, gated=False)
         tell(bandit, [0], [0.25], [2.0])
-        assert torch.equal(bandit.probs(), torch.full((4,), 0.25))
-        # The range is 0 to 2 from here on: a return of 0.5 is a loss of 0.75.
+        gain = math.exp(0.4 * 1.0 / (0.25 + 0.2))
+        expected = torch.tensor([gain, 1.0, 1.0, 1.0]) / (3 + gain)
+        torch.testing.assert_close(bandit.probs(), expected)
+        # The range is 0 to 2 and the mean 2: a return of 0.5 is a loss of 0.75.
         tell(bandit, [2], [0.3], [0.5])
         weight = math.exp(-0.4 * 0.75 / (0.3 + 0.2))
-        expected = torch.tensor([1.0, 1.0, weight, 1.0]) / (3 + weight)
+        expected = torch.tensor([gain, 1.0, weight, 1.0]) / (2 + gain + weight)
         torch.testing.assert_close(bandit.probs(), expected)
+
+    def test_nothing_returned_changes_no_weight(self):
+        bandit = ShareBandit(exploration=0.0, initial=(0.1, 0.1, 0.2, 0.6), gated=False)
+        tell(bandit, [0, 3, 1, 3, 2], [0.1, 0.6, 0.1, 0.6, 0.2], [0.0] * 5)
+        torch.testing.assert_close(bandit.probs(), torch.tensor([0.1, 0.1, 0.2, 0.6]))
 
     def test_sharing(self):
         bandit = ShareBandit(learning_rate=0.4, exploration=0.0, sharing=0.1, gated=False)
         tell(bandit, [1], [0.25], [1.0])
         tell(bandit, [2], [0.3], [0.25])
         weights = torch.ones(4)
-        weights[2] = math.exp(-0.4 * 0.75 / (0.3 + 0.2))
+        weights[1] = math.exp(0.4 * 1.0 / (0.25 + 0.2))
+        weights = 0.9 * weights + 0.1 * weights.mean()
+        weights[2] *= math.exp(-0.4 * 0.75 / (0.3 + 0.2))
         weights = 0.9 * weights + 0.1 * weights.mean()
         torch.testing.assert_close(bandit.probs(), weights / weights.sum())
 
@@ -96,7 +105,8 @@ class TestUpdate:
             apart.observe(*(x.reshape(1, 1) for x in row))
         assert 2 < together.episodes < n
         for name, found in together.state_dict().items():
-            if name != "uplift_sum":  # compared with the baseline before the call
+            # These compare with what was known before the call.
+            if name not in ("uplift_sum", "log_weights"):
                 torch.testing.assert_close(found, apart.state_dict()[name], msg=name)
 
     def test_rows_that_end_nothing_change_nothing_to_the_bit(self):
@@ -146,7 +156,7 @@ class TestExploration:
 
     def test_unknown_lengths_do_not_matter(self):
         bandit = ShareBandit(gated=False, exploration=0.2)
-        tell(bandit, [0, 1, 2], [0.25] * 3, [1.0] * 3, [float("nan"), 0.0, -1.0])
+        tell(bandit, [0, 1, 2], [0.25] * 3, [0.0] * 3, [float("nan"), 0.0, -1.0])
         torch.testing.assert_close(bandit.probs(), torch.full((4,), 0.25))
 
 
@@ -306,6 +316,17 @@ class TestEvidence:
             tell(bandit, [arm], [0.25], [0.0])
         assert masses[:6] == pytest.approx([1.0, 1.0, 0.75, 0.75, 0.5, 0.25], abs=1e-6)
         assert masses[6] < 0.25 and bandit.advised_episodes == 4
+
+    def test_a_granted_trial_is_as_long_as_the_first(self):
+        bandit = ShareBandit(trial_episodes=2, probation=0.05)
+        tell(bandit, [1] * 5, [0.25] * 5, [0.0] * 5)
+        assert bandit.advised_mass().item() == pytest.approx(0.05)
+        bandit.grant()
+        masses = []
+        for _ in range(3):
+            masses.append(bandit.advised_mass().item())
+            tell(bandit, [1], [0.25], [0.0])
+        assert masses == pytest.approx([1.0, 0.5, 0.05])
 
     def test_gate_is_a_share_of_steps(self):
         bandit = ShareBandit(arms=(0.0, 1.0), trial_episodes=0, probation=0.2, exploration=0.0)

@@ -86,6 +86,23 @@ def test_a_say_is_a_matter_of_the_whole_stretch():
     assert control.share.bandit.advised_episodes == 1, "0.12 nats over 5 steps, and over 12"
 
 
+def test_a_new_trial_each_time_the_answers_have_grown():
+    bandit = ShareBandit(arms=(0.0, 1.0), trial_episodes=1)
+    bought = [0.0]
+    control = AdviceControlHook(
+        EpisodeShare(bandit), None, answers=lambda: bought[0], retrial_growth=1.5
+    )
+    granted = []
+    for count in (10, 19, 20, 29, 30, 31, 45):
+        bought[0] = float(count)
+        control(batch(done=[(0, 3)]))
+        granted.append(bool(bandit.granted > bandit.advised_episodes))
+    assert granted == [False, False, True, False, True, False, True]
+    other = AdviceControlHook(None, None)
+    other.load_state_dict(control.state_dict())
+    assert other.state_dict() == control.state_dict()
+
+
 def test_new_arms_are_drawn_where_stretches_begin():
     torch.manual_seed(0)
     bandit = ShareBandit(gated=False)

@@ -84,7 +84,8 @@ class BanditConfig:
     exploration: float = 0.05
     sharing: float = 0.001
     decay: float = 0.97
-    trial_episodes: int = 12
+    trial_episodes: int = 4
+    retrial_growth: float | None = 1.6
     probation: float = 0.08
     evidence_low: float = 0.6
     evidence_high: float = 0.8
@@ -105,6 +106,9 @@ class BanditConfig:
             self.initial,
             "it needs one weight for each arm, or null for equal ones",
         )
+        value = self.retrial_growth
+        rule = "it must be above 1, or null for a single trial"
+        check(value is None or value > 1, "lore.bandit.retrial_growth", value, rule)
         value = self.segment_steps
         rule = "it must be positive, or null for whole episodes"
         check(value is None or value >= 1, "lore.bandit.segment_steps", value, rule)

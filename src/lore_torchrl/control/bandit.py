@@ -25,12 +25,14 @@ class ShareBandit(nn.Module):
     return of an episode whose arm was drawn with probability :math:`p_k`,
 
     .. math::
-        \hat\ell_k &= \frac{1 - r}{p_k + \eta / 2}, \qquad
+        \hat\ell_k &= \frac{\bar r - r}{p_k + \eta / 2}, \qquad
         w_k \leftarrow (1 - \alpha)\, w_k e^{-\eta \hat\ell_k} + \frac{\alpha}{K}
             \sum_i w_i e^{-\eta \hat\ell_i} \\
         x_k &= \frac{\gamma}{K} \min\Bigl(1, \frac{\bar L}{L_k}\Bigr), \qquad
         q_k = \Bigl(1 - \sum_i x_i\Bigr) \frac{w_k}{\sum_i w_i} + x_k
 
+    The mean of recent returns :math:`\bar r` is the same for all arms: it changes no
+    comparison, and keeps the weights where they are while no episode returns anything.
     Exploration is counted in steps: an episode without advice may last ten times as long
     as one with it, so an arm whose episodes are longer (:math:`L_k`) than the mean
     episode (:math:`\bar L`) is explored less often, and takes about :math:`\gamma / K` of
@@ -42,7 +44,7 @@ class ShareBandit(nn.Module):
 
     .. math::
         p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
-        m &= \max\Bigl(m_{\min},\; 1 - \frac{\text{advised episodes}}{\text{trial}},\;
+        m &= \max\Bigl(m_{\min},\; \frac{\text{granted} - \text{advised}}{\text{trial}},\;
             \frac{e - e_{low}}{e_{high} - e_{low}}\Bigr) \text{ clipped to } [0, 1] \\
         e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr)
 
@@ -75,7 +77,8 @@ class ShareBandit(nn.Module):
         sharing: :math:`\alpha` in ``[0, 1)``; positive to follow a best arm that changes.
             Default: ``0.0``.
         decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.98``.
-        trial_episodes: Advised episodes until evidence alone decides. Default: ``8``.
+        trial_episodes: Advised episodes granted at first, and by each :meth:`grant`, before
+            evidence alone decides. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
@@ -155,6 +158,7 @@ class ShareBandit(nn.Module):
         self.gated = gated
         # A setting, not progress: a checkpoint must not replace it.
         self.register_buffer("arms", torch.tensor(arms), persistent=False)
+        self.register_buffer("_one", torch.ones(()), persistent=False)
         # What the learner knows; decayed sums; what regret is estimated from.
         sums = "counts return_sums length_counts length_sums inverse_probs weighted_returns"
         for name in sums.split():
@@ -167,6 +171,7 @@ class ShareBandit(nn.Module):
             self.register_buffer(name, torch.zeros(()))
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
+        self.register_buffer("granted", torch.tensor(trial_episodes))
 
     def _normalised(self, total: Tensor, count: Tensor) -> Tensor:
         """Return a sum of ``count`` returns on the scale from 0 to ``count``."""
@@ -198,10 +203,15 @@ class ShareBandit(nn.Module):
         won = self._normalised(self.return_sums, self.counts).sum()
         return (0.2 + won) / (2.0 + self.counts.sum())
 
+    def _usual(self) -> Tensor:
+        """Return the mean of all recent normalised returns, 0 before the first."""
+        count = self.counts.sum()
+        return self._normalised(self.return_sums.sum() / count.clamp_min(1e-9), self._one)
+
     def _baseline(self) -> Tensor:
         """Return what an unadvised episode returns now, normalised, shrunk towards a tenth."""
         count = self.baseline_count
-        mean = self._normalised(self.baseline_sum / count.clamp_min(1e-9), torch.ones_like(count))
+        mean = self._normalised(self.baseline_sum / count.clamp_min(1e-9), self._one)
         # By all unadvised episodes so far, not the last few: the shrinking must end.
         seen = self.episodes - self.advised_episodes
         return (0.2 + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
@@ -211,8 +221,14 @@ class ShareBandit(nn.Module):
         span = self.evidence_high - self.evidence_low
         mass = ((self.evidence() - self.evidence_low) / span).clamp(self.probation, 1.0)
         if self.trial_episodes:
-            mass = torch.maximum(mass, 1.0 - self.advised_episodes / self.trial_episodes)
+            left = (self.granted - self.advised_episodes) / self.trial_episodes
+            mass = torch.maximum(mass, left.clamp_max(1.0))
         return mass
+
+    @torch.no_grad()
+    def grant(self) -> None:
+        """Grant another trial: the advice is no longer what it was at the last one."""
+        self.granted.copy_(self.advised_episodes + self.trial_episodes)
 
     def trust(self) -> Tensor:
         r"""Return how much of what advice teaches is let through, a scalar.
@@ -314,7 +330,7 @@ class ShareBandit(nn.Module):
         index = torch.arange(self.num_arms, device=arm.device)
         chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
 
-        ones, baseline = torch.ones_like(value), self._baseline()
+        ones, baseline, usual = torch.ones_like(value), self._baseline(), self._usual()
         # An episode is as old as the number of episodes that ended after it.
         later = seen.flip(0).cumsum(0).flip(0) - seen
         recent = self.decay**later
@@ -348,7 +364,7 @@ class ShareBandit(nn.Module):
         self.inverse_probs.add_((1.0 / prob) @ chosen)
         self.weighted_returns.add_((value / prob) @ chosen)
 
-        loss = (1.0 - self._normalised(value, ones)) / (prob + self.exploration_ix)
+        loss = (usual - self._normalised(value, ones)) / (prob + self.exploration_ix)
         log_weights = self.log_weights - self.learning_rate * (loss @ chosen)
         if self.sharing:
             kept = seen.sum() * math.log1p(-self.sharing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from lore_torchrl.modules import PriorNet
 _LEAST_KL = 0.01
 
 
+# Answers at which a second trial may be worth something.
+_FIRST_RETRIAL = 20.0
+
+
 class AdviceControlHook(TrainerHookBase):
     """Show each collector batch to what measures the advice.
 
@@ -30,6 +35,10 @@ class AdviceControlHook(TrainerHookBase):
         prior_net: The network, or ``None``.
 
     Keyword Args:
+        answers: Returns how many answers have been bought so far. Each time they have grown
+            by ``retrial_growth`` the bandit is granted a new trial, since advice that is
+            averaged over more answers is not the advice that was tried. Default: ``None``.
+        retrial_growth: Factor above 1, or ``None`` for never. Default: ``None``.
         device: Where both live. Default: ``"cpu"``.
     """
 
@@ -38,10 +47,15 @@ class AdviceControlHook(TrainerHookBase):
         share: EpisodeShare | None,
         prior_net: PriorNet | None,
         *,
+        answers: Callable[[], float] | None = None,
+        retrial_growth: float | None = None,
         device: torch.device | str = "cpu",
     ):
         self.share = share
         self.prior_net = prior_net
+        self.answers = answers
+        self.retrial_growth = retrial_growth
+        self._next_trial = _FIRST_RETRIAL
         self.device = torch.device(device)
         self._running: torch.Tensor | None = None
         # Steps at which PriorNet's advice stood in for a call.
@@ -51,6 +65,9 @@ class AdviceControlHook(TrainerHookBase):
         """Take note of a batch ``[E, T]``."""
         if self.share is not None:
             self._tell(batch)
+            if self.retrial_growth is not None and self.answers() >= self._next_trial:
+                self._next_trial = self.answers() * self.retrial_growth
+                self.share.bandit.grant()
         if self.prior_net is not None:
             self.served += (batch.get(keys.ORIGIN) == keys.ORIGIN_PRIOR_NET).sum().cpu()
             if self.prior_net.calibrator is not None:
@@ -104,11 +121,12 @@ class AdviceControlHook(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count; bandit and calibrator are saved with the loss."""
-        return {"served": int(self.served)}
+        return {"served": int(self.served), "next_trial": self._next_trial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the count."""
         self.served.fill_(state_dict["served"])
+        self._next_trial = state_dict["next_trial"]
 
     def register(self, trainer: Trainer, name: str = "advice_control") -> None:
         """Attach to the trainer's batch slot."""

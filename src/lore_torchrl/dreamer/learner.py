@@ -117,7 +117,7 @@ def build_bandit(
     """Build the bandit over shares of beta, if the configuration has one."""
     if not config.bandit.enabled:
         return None
-    settings = _settings(config.bandit, "enabled", "segment_steps")
+    settings = _settings(config.bandit, "enabled", "segment_steps", "retrial_growth")
     if settings["initial"] is not None:
         settings["initial"] = tuple(settings["initial"])
     settings["arms"] = tuple(settings["arms"])

@@ -273,7 +273,13 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
     gauges = []
     if c.lore.enabled:
-        control = AdviceControlHook(share, lore_actor.prior_net, device=device)
+        control = AdviceControlHook(
+            share,
+            lore_actor.prior_net,
+            answers=lambda: service.counters.calls,
+            retrial_growth=c.lore.bandit.retrial_growth,
+            device=device,
+        )
         control.register(trainer)
         gauges = [
             control.gauges,
