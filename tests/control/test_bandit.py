@@ -106,7 +106,7 @@ class TestUpdate:
         assert 2 < together.episodes < n
         for name, found in together.state_dict().items():
             # These compare with what was known before the call.
-            if name not in ("uplift_sum", "log_weights"):
+            if name not in ("uplift_sum", "log_weights", "drawn_from"):
                 torch.testing.assert_close(found, apart.state_dict()[name], msg=name)
 
     def test_rows_that_end_nothing_change_nothing_to_the_bit(self):
@@ -328,6 +328,18 @@ class TestEvidence:
             tell(bandit, [1], [0.25], [0.0])
         assert masses == pytest.approx([1.0, 0.5, 0.05])
 
+    def test_arms_are_drawn_from_what_is_known_by_then(self):
+        bandit = ShareBandit(trial_episodes=2)
+        for change in (
+            lambda: tell(bandit, [1, 0], [0.25, 0.25], [0.0, 0.0]),
+            lambda: tell(bandit, [3], [0.25], [0.0]),
+            bandit.grant,
+        ):
+            before = bandit.drawn_from.clone()
+            change()
+            assert torch.equal(bandit.drawn_from, bandit.probs())
+            assert not torch.equal(bandit.drawn_from, before)
+
     def test_gate_is_a_share_of_steps(self):
         bandit = ShareBandit(arms=(0.0, 1.0), trial_episodes=0, probation=0.2, exploration=0.0)
         tell(bandit, [0, 1] * 4, [0.5] * 8, [0.0] * 8, [90.0, 10.0] * 4)
@@ -396,6 +408,7 @@ class TestAdvisers:
 def test_draw():
     bandit = ShareBandit(gated=False)
     bandit.log_weights.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]).log())
+    bandit.refresh()
     arm, prob = bandit.draw(20_000)
     assert arm.shape == prob.shape == (20_000, 1) and arm.dtype == torch.int64
     assert torch.equal(prob, bandit.probs()[arm])
@@ -511,6 +524,7 @@ class TestEpisodeShare:
     def test_one_arm_an_episode(self):
         share = EpisodeShare(ShareBandit(gated=False))
         share.bandit.log_weights.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]).log())
+        share.bandit.refresh()
         td = self.env(share).rollout(60, self.policy(share), break_when_any_done=False)
         arm = td[keys.ARM]
         assert arm.dtype == torch.int64 and arm.shape == (2, 60, 1)

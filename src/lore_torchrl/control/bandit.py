@@ -172,6 +172,9 @@ class ShareBandit(nn.Module):
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.register_buffer("granted", torch.tensor(trial_episodes))
+        # What arms are drawn from: it changes with an episode, and is read at every step.
+        self.register_buffer("drawn_from", torch.zeros(len(arms)))
+        self.refresh()
 
     def _normalised(self, total: Tensor, count: Tensor) -> Tensor:
         """Return a sum of ``count`` returns on the scale from 0 to ``count``."""
@@ -229,6 +232,12 @@ class ShareBandit(nn.Module):
     def grant(self) -> None:
         """Grant another trial: the advice is no longer what it was at the last one."""
         self.granted.copy_(self.advised_episodes + self.trial_episodes)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring ``drawn_from`` up to date, after a buffer was changed from outside."""
+        self.drawn_from.copy_(self.probs())
 
     def trust(self) -> Tensor:
         r"""Return how much of what advice teaches is let through, a scalar.
@@ -240,7 +249,7 @@ class ShareBandit(nn.Module):
         return ((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0)
 
     def probs(self) -> Tensor:
-        """Return the distribution that arms are drawn from, shape ``[K]``."""
+        """Compute the distribution that arms are drawn from, shape ``[K]``."""
         if not self.gated:
             return self.exp3_probs()
         mass = self.advised_mass()
@@ -276,7 +285,7 @@ class ShareBandit(nn.Module):
         Returns:
             Arms, int64 ``[N, 1]``, and their probabilities, ``[N, 1]``.
         """
-        probs = self.probs()
+        probs = self.drawn_from
         generator = self._generator_on(probs.device)
         arm = torch.multinomial(probs, num, replacement=True, generator=generator).unsqueeze(-1)
         return arm, probs[arm]
@@ -372,6 +381,7 @@ class ShareBandit(nn.Module):
             shared = shared + torch.logsumexp(log_weights, -1)
             log_weights = torch.logaddexp(log_weights + kept, shared)
         self.log_weights.copy_(log_weights - log_weights.amax())
+        self.refresh()
 
     def regret(self) -> Tensor:
         r"""Estimate the return missed against the best fixed arm, in normalised episodes.

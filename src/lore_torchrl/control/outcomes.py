@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives.value.functional import td_lambda_return_estimate
 
-from lore_torchrl import keys
 from lore_torchrl.control.calibration import ConfidenceCalibrator, superiority
 from lore_torchrl.functional import clean_advice, masked_mean
 
@@ -28,7 +27,7 @@ class Outcomes(NamedTuple):
     valid: Tensor
 
 
-class AdviceOutcomes(TensorDictModuleBase):
+class AdviceOutcomes(nn.Module):
     r"""Recalibrate confidence by whether following the advice beat the policy's own action.
 
     On replayed sequences, with the critic :math:`V` and the posterior states :math:`s_t`,
@@ -82,8 +81,6 @@ class AdviceOutcomes(TensorDictModuleBase):
         self.gamma = gamma
         self.lmbda = lmbda
         self.value_key = value_key
-        self.in_keys = [*value_model.in_keys, keys.PRIOR_LOGITS, keys.CONFIDENCE, keys.MASK]
-        self.out_keys = []
 
     @torch.no_grad()
     def evaluate(self, posterior: TensorDictBase, sample: TensorDictBase) -> Outcomes:
@@ -91,12 +88,15 @@ class AdviceOutcomes(TensorDictModuleBase):
 
         Args:
             posterior: Latent features ``[N, T]``; index ``t`` has seen the observation
-                under ``"next"`` of record ``t``.
+                under ``"next"`` of record ``t``. What the critic writes is added.
             sample: The records ``[N, T]``: ``is_init`` and, under ``"next"``, ``reward``,
                 ``done`` and ``terminated``. What is done at posterior ``t`` is in record
                 ``t + 1``.
         """
-        value = self.value_model(posterior.select(*self.value_model.in_keys)).get(self.value_key)
+        values = self.value_model(posterior.select(*self.value_model.in_keys))
+        # The gate wants the critic's logits for the same states.
+        posterior.update(values.detach())
+        value = values.get(self.value_key)
         shape = value[:, 1:].shape
         following = sample[:, 1:]
         returns = td_lambda_return_estimate(

@@ -16,8 +16,6 @@ from lore_torchrl.modules import PriorNet
 
 # Mean KL(mixed policy, policy) below which advice had no say in a stretch, nats.
 _LEAST_KL = 0.01
-
-
 # Answers at which a second trial may be worth something.
 _FIRST_RETRIAL = 20.0
 

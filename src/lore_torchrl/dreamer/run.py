@@ -276,7 +276,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         control = AdviceControlHook(
             share,
             lore_actor.prior_net,
-            answers=lambda: service.counters.calls,
+            answers=lambda: service.counters.in_time + service.counters.late,
             retrial_growth=c.lore.bandit.retrial_growth,
             device=device,
         )

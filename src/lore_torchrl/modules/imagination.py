@@ -90,12 +90,11 @@ class ImaginationActor(TensorDictModuleBase):
     @torch.no_grad()
     def _shift(self, tensordict: TensorDictBase, log_p: Tensor) -> Tensor:
         """Return what the advice adds to the policy's log-probabilities."""
-        own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
-        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
-        advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
-        beta = (self.beta_max * self.trust).expand_as(own[1])
+        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+        advice = self.prior_net.stand_in(*latent)
+        beta = (self.beta_max * self.trust).expand_as(advice.confidence)
         if self.calibrator is not None:
-            group = torch.full_like(nowhere, keys.PRIOR_NET_GROUP, dtype=torch.long)
+            group = torch.full_like(advice.learnt, keys.PRIOR_NET_GROUP, dtype=torch.long)
             beta = beta * self.calibrator.trust(advice.confidence, group)
         mixture = self.mixer.mix(log_p, *advice[:3], beta, num_points=_NUM_POINTS)
         return mixture.log_probs - log_p

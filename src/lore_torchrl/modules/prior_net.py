@@ -147,6 +147,13 @@ class PriorNet(TensorDictModuleBase):
             sure,
         )
 
+    @torch.no_grad()
+    def stand_in(self, state: Tensor, belief: Tensor) -> FilledAdvice:
+        """Return the network's advice for states that have no other, as in imagination."""
+        own = self.advise(state, belief)
+        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
+        return self.fill(own, torch.zeros_like(own[0]), own[1], nowhere)
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write prior logits and raw confidence."""
         logits, confidence = self.advise(*(tensordict.get(key) for key in self.in_keys))

@@ -27,6 +27,7 @@ from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
+from lore_torchrl.objectives.imagination import imagined_bonus
 
 
 class LoReActorLoss(LossModule):
@@ -58,12 +59,10 @@ class LoReActorLoss(LossModule):
     gradients and the random stream as stock.
 
     With a ``prior_net`` its advice stands in where the adviser gave none, here and, with
-    ``beta_imagine_max``, in imagination (see
-    :class:`~lore_torchrl.modules.ImaginationActor`); ``imagine_bonus_weight`` adds
-    :math:`-\beta_i \langle c_\phi\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho_\phi(a)]\rangle`
-    over imagined states. With a ``bandit`` every term is scaled by its ``trust()``: what
-    advice teaches is let through only once advised episodes have shown that they return
-    more. With a ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
+    ``beta_imagine_max``, in imagination (:class:`~lore_torchrl.modules.ImaginationActor`);
+    ``imagine_bonus_weight`` adds the bonus there. A ``bandit`` scales every term by its
+    ``trust()``: advice teaches only once advised episodes have shown a higher return. With a
+    ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
 
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
@@ -218,10 +217,7 @@ class LoReActorLoss(LossModule):
         if distillation_weight and (gate is None or mixer is None):
             raise ValueError("distillation_weight needs the policy's gate and mixer.")
         if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
-            raise ValueError(
-                "Imagined states have no adviser but prior_net: pass it, or set "
-                "beta_imagine_max=0 and imagine_bonus_weight=0."
-            )
+            raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         self.__dict__["_actor"] = actor_loss.actor_model
@@ -316,13 +312,35 @@ class LoReActorLoss(LossModule):
             self._imagination.refresh()
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
-            losses.update(self._imagined_bonus(imagined))
+            parts = {"bandit": self.bandit, "calibrator": self.calibrator, "mixer": self.mixer}
+            bonus = imagined_bonus(imagined, self.actor_model, self.prior_net, **parts)
+            losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * bonus
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
 
+    def complete(self, tensordict: TensorDictBase) -> tuple[list[Tensor], Tensor | None]:
+        """Return the advice of each state, PriorNet's where the adviser gave none.
+
+        Args:
+            tensordict: As in :meth:`advice_terms`.
+
+        Returns:
+            Logits, confidence and mask, and where they are PriorNet's (``None`` without one).
+        """
+        tk = self.tensor_keys
+        advice = [tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
+        if self.prior_net is None:
+            return advice, None
+        own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
+        filled = self.prior_net.fill(own, *advice)
+        return list(filled[:3]), filled.learnt
+
     def advice_terms(
-        self, tensordict: TensorDictBase, outcomes: Outcomes | None = None
+        self,
+        tensordict: TensorDictBase,
+        outcomes: Outcomes | None = None,
+        advice: tuple[list[Tensor], Tensor | None] | None = None,
     ) -> TensorDict:
         """Compute the LoRe terms alone, on states that may carry advice.
 
@@ -331,23 +349,19 @@ class LoReActorLoss(LossModule):
                 any batch shape. Latent features are detached.
             outcomes: What was gained from these states on, by which a gate with
                 ``adapt_rate`` weighs its parts. Default: ``None``.
+            advice: What :meth:`complete` returned, if it is known already.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_kl``,
-            ``lore_multiplier``, ``lore_delta``, ``lore_temperature``, ``lore_advised``
-            (share of the states that carry advice) and ``lore_learnt`` (share that carry
-            PriorNet's). Empty if no term is switched on.
+            ``lore_multiplier``, ``lore_delta``, ``lore_temperature``, ``lore_advised`` and
+            ``lore_learnt`` (shares of states with advice, and with PriorNet's) and
+            ``lore_trust`` (the calibrator's, over them). Empty if no term is on.
         """
         if not self.active:
             return TensorDict({}, [])
-        tk = self.tensor_keys
         features = tensordict.select(*self.actor_model.in_keys).detach()
-        raw = [tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
-        terms, learnt = {}, None
-        if self.prior_net is not None:
-            filled = self.prior_net.fill(self._learnt_advice(features), *raw)
-            raw, learnt = filled[:3], filled.learnt
-            terms["lore_learnt"] = learnt.float().mean()
+        raw, learnt = self.complete(tensordict) if advice is None else advice
+        terms = {} if learnt is None else {"lore_learnt": learnt.float().mean()}
         prior_logits, weight, valid = clean_advice(*raw)
         log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
         aligner = None if self.mixer is None else self.mixer.temperature
@@ -356,8 +370,11 @@ class LoReActorLoss(LossModule):
         tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
         log_prior = torch.log_softmax(tempered, -1)
         trust = self._trust(raw[1], learnt)
-        weight = (weight if trust is None else weight * trust).squeeze(-1)
         valid = valid.squeeze(-1)
+        if trust is not None:
+            weight = weight * trust
+            terms["lore_trust"] = masked_mean(trust.squeeze(-1), valid)
+        weight = weight.squeeze(-1)
         scale = 1.0 if self.bandit is None else self.bandit.trust()
 
         terms["lore_advised"] = valid.float().mean()
@@ -408,9 +425,6 @@ class LoReActorLoss(LossModule):
             [],
         )
 
-    def _learnt_advice(self, features: TensorDictBase) -> tuple[Tensor, Tensor]:
-        return self.prior_net.advise(*(features.get(key) for key in self.prior_net.in_keys))
-
     def _trust(self, confidence: Tensor, learnt: Tensor | None) -> Tensor | None:
         """Return what the calibrator makes of each state's advice, ``[*B, 1]``."""
         if self.calibrator is None:
@@ -424,27 +438,13 @@ class LoReActorLoss(LossModule):
         """Return what the gate weighs: the policy, the critic's spread, the disagreement."""
         value_logits = disagreement = None
         if self.gate.value_weight:
-            critic = self.value_model if self.value_ensemble is None else self.value_ensemble
-            values = critic(tensordict.select(*critic.in_keys))
-            value_logits = values.get(self.gate.value_logits_key)
+            if tensordict.get(self.gate.value_logits_key, None) is None:
+                critic = self.value_model if self.value_ensemble is None else self.value_ensemble
+                tensordict = critic(tensordict.select(*critic.in_keys))
+            value_logits = tensordict.get(self.gate.value_logits_key)
         if self.gate.disagreement_weight and self.disagreement is not None:
             latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
             disagreement = self.disagreement.disagreement(*latent, log_p)
         elif self.gate.disagreement_weight:
             disagreement = tensordict.get(self.gate.disagreement_key, None)
         return log_p, value_logits, disagreement
-
-    def _imagined_bonus(self, imagined: TensorDictBase) -> dict[str, Tensor]:
-        features = imagined.select(*self.actor_model.in_keys).detach()
-        log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
-        own = self._learnt_advice(features)
-        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
-        advice = self.prior_net.fill(own, torch.zeros_like(log_p), own[1], nowhere)
-        prior_logits, weight, valid = clean_advice(*advice[:3])
-        trust = self._trust(advice.confidence, advice.learnt)
-        weight = weight if trust is None else weight * trust
-        scale = 1.0 if self.bandit is None else self.bandit.trust()
-        tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
-        expected = (log_p.exp() * torch.log_softmax(tempered, -1)).sum(-1)
-        bonus = masked_mean(weight.squeeze(-1) * expected, valid.squeeze(-1))
-        return {"loss_lore_imagined_bonus": -self.imagine_bonus_weight * scale * bonus}

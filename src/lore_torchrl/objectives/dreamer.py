@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import unravel_key
+from torch import Tensor
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
@@ -145,12 +145,14 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             return result
         advised = self._advised(context, sample)
         if self.prior_net_loss is not None:
-            result.update(self.prior_net_loss(advised))
-        outcomes = None
+            tk = self.actor_loss.tensor_keys
+            names = (tk.state, tk.belief, tk.prior_logits, tk.confidence, tk.mask)
+            result.update(self.prior_net_loss.terms(*(advised.get(key) for key in names)))
+        advice, outcomes = self.actor_loss.complete(advised), None
         if self.outcomes is not None:
             outcomes = self.outcomes.evaluate(advised, sample)
-            result.update(self._judge(outcomes, advised, sample))
-        return result.update(self.actor_loss.advice_terms(advised, outcomes))
+            result.update(self._judge(outcomes, advice, advised, sample))
+        return result.update(self.actor_loss.advice_terms(advised, outcomes, advice))
 
     def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:
         """Put the posterior states and the advice that belongs to them into one tensordict."""
@@ -170,27 +172,19 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             advised.set(getattr(actor_keys, name), value)
         return advised
 
-    @torch.no_grad()
-    def _advice(self, advised: TensorDictBase) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Return the advice of each state, PriorNet's where the adviser gave none."""
-        actor = self.actor_loss
-        tk = actor.tensor_keys
-        advice = [advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
-        if actor.prior_net is None:
-            return advice, None
-        net = actor.prior_net
-        filled = net.fill(net.advise(*(advised.get(key) for key in net.in_keys)), *advice)
-        return list(filled[:3]), filled.learnt
-
     def _judge(
-        self, outcomes: Outcomes, advised: TensorDictBase, sample: TensorDictBase
+        self,
+        outcomes: Outcomes,
+        advice: tuple[list[Tensor], Tensor | None],
+        advised: TensorDictBase,
+        sample: TensorDictBase,
     ) -> TensorDict:
         """Compare what followed the advice with what did not, and learn the values."""
         result = TensorDict({}, [])
         if self.training and self.outcomes.calibrator is not None:
-            advice, learnt = self._advice(advised)
+            given, learnt = advice
             action = sample.get(self.actor_loss.actor_loss.tensor_keys.action)
-            result.update(self.outcomes.judge(outcomes, action, *advice, learnt))
+            result.update(self.outcomes.judge(outcomes, action, *given, learnt))
         if self.value_ensemble_loss is not None:
             result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
         return result
