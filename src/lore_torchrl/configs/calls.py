@@ -38,6 +38,8 @@ class CallsConfig:
     ttl_hits: int | None = None
     coarse: bool = True
     coarse_votes: int | None = 5
+    vote_visits: int = 8
+    refute: bool = True
     radius: float | None = None
     latent_key: str = "observation"
     store: str | None = None
@@ -49,7 +51,7 @@ class CallsConfig:
             self._require(getattr(self, name) >= 0, name, "it must not be negative")
         drain = math.isfinite(self.drain_s) and self.drain_s >= 0
         self._require(drain, "drain_s", "it must be finite and not negative")
-        for name in ("timeout_s", "max_in_flight", "rate_steps", "cache_size"):
+        for name in ("timeout_s", "max_in_flight", "rate_steps", "cache_size", "vote_visits"):
             self._require(getattr(self, name) > 0, name, "it must be positive")
         for name in (
             "max_tokens",

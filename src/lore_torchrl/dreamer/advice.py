@@ -90,6 +90,7 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         ttl_hits=c.ttl_hits,
         radius=c.radius,
         votes=c.coarse_votes,
+        vote_visits=c.vote_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
     return AdviceService(

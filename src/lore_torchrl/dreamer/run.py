@@ -187,6 +187,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
                 beta_key=keys.NEED if weighs_calls else keys.BETA,
                 success_key="success",
                 coarse=c.lore.calls.coarse,
+                refute=c.lore.calls.refute,
                 latent_key=None if c.lore.calls.radius is None else c.lore.calls.latent_key,
                 value_key=None if c.lore.calls.td_spike is None else "state_value",
                 discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),

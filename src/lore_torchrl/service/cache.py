@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lore_torchrl.advisors.base import Advice
+from lore_torchrl.service.answer_table import AnswerTable, StoredAnswer
 from lore_torchrl.service.locks import SharedLock
 from lore_torchrl.service.neighbours import Neighbourhood, as_vector
 from lore_torchrl.service.store import AdviceStore
+from lore_torchrl.service.votes import Ballots, average
 
 
 @dataclass(slots=True)
@@ -38,7 +39,10 @@ class AdviceCache:
     answers serves every situation in it, also those that have an answer of their own:
     :math:`\log \sum_i c_i\,\mathrm{softmax}(\ell_i)`, with the mean confidence. So single
     wrong answers are outvoted. Until a class has that many answers, :meth:`wants` calls
-    each new situation in it worth a question.
+    it worth another, also in a situation that has been asked about, once it has been
+    visited often enough since the last: see :class:`~lore_torchrl.service.votes.Ballots`.
+
+    What :meth:`refute` has ruled out in a situation does not serve there any more.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. What a restarted
     process finds there, or other processes have bought since, is taken in at the first
@@ -58,6 +62,8 @@ class AdviceCache:
             be compared: keep their caches apart by ``prefix``. Default: ``None``.
         votes: Answers that a coarse key should have; ``None`` for the latest alone.
             Default: ``None``.
+        vote_visits: Visits to a class before its second answer, doubled for each further
+            one; at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of
             the adviser's prompt. Caches of other prefixes in the same store are not
             seen. Default: empty.
@@ -87,6 +93,7 @@ class AdviceCache:
         ttl_hits: int | None = None,
         radius: float | None = None,
         votes: int | None = None,
+        vote_visits: int = 8,
         prefix: str = "",
     ) -> None:
         if max_entries < 1:
@@ -104,10 +111,13 @@ class AdviceCache:
         self.radius = radius
         self.votes = votes
         self.prefix = prefix
+        self._table = None if store is None else AnswerTable(store, prefix)
         self.hits = 0
         self.near_hits = 0
         self.misses = 0
         self.expired = 0
+        self.refuted = 0
+        self._ballots = Ballots(vote_visits)
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._near = Neighbourhood(radius)
@@ -148,6 +158,8 @@ class AdviceCache:
         with self._lock:
             found, dead = self._find(key, coarse, latent)
             self._bury(dead)
+            if self.votes is not None and coarse is not None:
+                self._ballots.visit(coarse)
             if found is None:
                 self.misses += 1
                 return None
@@ -158,7 +170,7 @@ class AdviceCache:
             entry = self._entries[found]
             entry.served += 1
             self._entries.move_to_end(found)
-            return self._voted(found, coarse)
+            return self._voted(found, key, coarse)
 
     def peek(
         self, key: str, coarse: str | None = None, latent: ArrayLike | None = None
@@ -166,28 +178,56 @@ class AdviceCache:
         """Return what :meth:`get` would; neither counters, order nor uses change."""
         with self._lock:
             found, _ = self._find(key, coarse, latent)
-            return None if found is None else self._voted(found, coarse)
+            return None if found is None else self._voted(found, key, coarse)
 
-    def wants(self, key: str, coarse: str | None) -> bool:
-        """Return whether an answer to this situation would be a new vote for its class.
+    def wants(self, key: str, coarse: str | None = None, *, known: bool = False) -> bool:
+        """Return whether a question about a situation is worth its price.
+
+        Without advice it is, unless the adviser has answered with a refuted action
+        twice; with advice where its class is due for another vote.
 
         Args:
             key: Exact key.
-            coarse: Coarse key; without one there is no class.
-        """
-        if self.votes is None or coarse is None:
-            return False
-        with self._lock:
-            members = [found for found in self._near.find(coarse=coarse) if self._alive(found)]
-            return key not in members and len(members) < self.votes
+            coarse: Coarse key; without one there is no class. Default: none.
 
-    def _voted(self, found: str, coarse: str | None) -> Advice:
+        Keyword Args:
+            known: Whether :meth:`get` has found advice. Default: ``False``.
+        """
+        with self._lock:
+            if self._ballots.closed(key):
+                return False
+            if not known or self.votes is None or coarse is None:
+                return not known
+            answers = len(self._voters(key, coarse))
+            return 0 < answers < self.votes and self._ballots.due(coarse, answers)
+
+    def refute(self, key: str, action: int) -> None:
+        """Take note that ``action`` left a situation as it was, and gained nothing.
+
+        Answers that prefer it do not serve this situation any more, which makes it worth
+        another question. In other situations of its class they still do.
+
+        Args:
+            key: Exact key.
+            action: Index of the action.
+        """
+        with self._lock:
+            self.refuted += self._ballots.refute(key, action)
+
+    def _voters(self, key: str, coarse: str) -> list[Advice]:
+        """Return the answers of a class that serve a situation, latest first."""
+        return [
+            self._entries[found].advice
+            for found in self._near.find(coarse=coarse)
+            if self._serves(found, key)
+        ]
+
+    def _voted(self, found: str, key: str, coarse: str | None) -> Advice:
         """Return the advice found or, with ``votes``, the average of its class."""
         own = self._entries[found]
         if self.votes is None or coarse is None or own.coarse != coarse:
             return own.advice
-        keys = [key for key in self._near.find(coarse=coarse) if self._alive(key)]
-        return average([self._entries[key].advice for key in keys]) if keys else own.advice
+        return average(self._voters(key, coarse) or [own.advice])
 
     def _find(
         self, key: str, coarse: str | None, latent: ArrayLike | None
@@ -196,12 +236,13 @@ class AdviceCache:
         if not self._alive(key):
             self._pull()
             if self._dropped and not self._alive(key):
-                self._admit(self._stored("AND key = ?", key))
+                self._admit(self._stored("key = ?", key))
         dead = []
         for found in self._candidates(key, coarse, latent):
-            if self._alive(found):
+            if self._serves(found, key):
                 return found, dead
-            dead.append(found)
+            if not self._alive(found):
+                dead.append(found)
         return None, dead
 
     def _candidates(self, key: str, coarse: str | None, latent: ArrayLike | None) -> Iterator[str]:
@@ -217,6 +258,18 @@ class AdviceCache:
         old = self.ttl_steps is not None and self._now - entry.born >= self.ttl_steps
         worn = self.ttl_hits is not None and entry.served >= self.ttl_hits
         return not (old or worn)
+
+    def _serves(self, found: str, key: str) -> bool:
+        """Whether an entry is alive, and not refuted in the situation that is looked up."""
+        return self._alive(found) and not self._ballots.bars(key, self._entries[found].advice)
+
+    def _slot(self, key: str) -> str:
+        """Return where a further answer about the same situation is kept."""
+        slot, number = key, 1
+        while self.votes is not None and self._alive(slot):
+            number += 1
+            slot = f"{key}#{number}"
+        return slot
 
     def _bury(self, dead: Sequence[str]) -> None:
         for key in dead:
@@ -239,6 +292,9 @@ class AdviceCache:
     ) -> None:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
+        With ``votes`` it is one more of its class, beside an earlier one for ``key``;
+        without, it replaces that one. One that prefers a refuted action is forgotten.
+
         Args:
             key: Exact key.
             advice: The answer; without its ``raw`` text and its ``usage`` in the store.
@@ -251,14 +307,18 @@ class AdviceCache:
             ValueError: If ``latent`` is not a vector.
         """
         entry = _Entry(advice, coarse, None if latent is None else as_vector(latent))
+        with self._lock:
+            if not self._ballots.answered(key, coarse, advice):
+                return
+            slot = self._slot(key) if coarse is not None else key
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
-            self._save([(key, entry)])
+            self._save([(slot, entry)])
         finally:
             with self._lock:
                 entry.born = self._now
                 self._number(entry)
-                self._insert(key, entry)
+                self._insert(slot, entry)
 
     def _number(self, entry: _Entry) -> None:
         if not entry.seq:
@@ -282,52 +342,28 @@ class AdviceCache:
     # ---- the store ----
 
     def _save(self, entries: Sequence[tuple[str, _Entry]]) -> None:
-        if self.store is None or not entries:
+        if self._table is None or not entries:
             return
-        with self.store.write() as connection:
-            numbers = [
-                connection.execute(
-                    # A replaced row gets a new number, by which others find it.
-                    "INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    (
-                        self.prefix,
-                        key,
-                        _to_json(entry.advice),
-                        entry.coarse,
-                        None if entry.latent is None else entry.latent.tobytes(),
-                    ),
-                ).lastrowid
-                for key, entry in entries
-            ]
-        for (_, entry), number in zip(entries, numbers, strict=True):
+        rows = [(key, entry.advice, entry.coarse, entry.latent) for key, entry in entries]
+        for (_, entry), number in zip(entries, self._table.save(rows), strict=True):
             entry.seq = number
 
-    def _stored(self, where: str, *values: Any) -> list[tuple[Any, ...]]:
-        if self.store is None:
-            return []
-        return self.store.read(
-            "SELECT seq, key, answer, coarse, latent FROM advice "
-            f"WHERE prefix = ? {where} ORDER BY seq DESC LIMIT ?",
-            (self.prefix, *values, self.max_entries),
-        )
+    def _stored(self, where: str, value: Any) -> list[StoredAnswer]:
+        return [] if self._table is None else self._table.select(where, value, self.max_entries)
 
     def _pull(self) -> None:
         """Take in what the store has got since the last time, oldest first."""
-        rows = self._stored("AND seq > ?", self._seen)
+        rows = self._stored("seq > ?", self._seen)
         if rows:
             self._dropped |= len(rows) == self.max_entries
-            self._seen = rows[0][0]
+            self._seen = rows[0].seq
             self._admit(rows[::-1])
 
-    def _admit(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        for seq, key, answer, coarse, latent in rows:
+    def _admit(self, rows: Sequence[StoredAnswer]) -> None:
+        for seq, key, advice, coarse, latent in rows:
             known = self._entries.get(key)
-            if seq <= (self._outlived.get(key, 0) if known is None else known.seq):
-                continue
-            vector = None if latent is None else np.frombuffer(latent, dtype=np.float32)
-            entry = _Entry(_from_json(answer), coarse, vector, born=self._now, seq=seq)
-            self._insert(key, entry)
+            if seq > (self._outlived.get(key, 0) if known is None else known.seq):
+                self._insert(key, _Entry(advice, coarse, latent, born=self._now, seq=seq))
 
     # ---- progress ----
 
@@ -347,6 +383,8 @@ class AdviceCache:
                 "now": self._now,
                 "seen": self._seen,
                 "outlived": dict(self._outlived),
+                "refuted": self.refuted,
+                "ballots": self._ballots.state_dict(),
                 "prefix": self.prefix,
             }
 
@@ -385,6 +423,8 @@ class AdviceCache:
             self._now = int(state.get("now", 0))
             same = state.get("prefix", "") == self.prefix
             self._outlived = dict(state.get("outlived", {})) if same else {}
+            self.refuted = int(state.get("refuted", 0))
+            self._ballots.load_state_dict(state.get("ballots", {}) if same else {})
             self._pull()
             self._restore(state["entries"] if same else ())
 
@@ -399,7 +439,7 @@ class AdviceCache:
             if known is not None and known.seq > entry.seq:
                 continue  # bought anew since, by another process or before a crash
             entries.append((key, entry))
-            if self.store is not None and known is None and not self._stored("AND key = ?", key):
+            if self.store is not None and known is None and not self._stored("key = ?", key):
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
         try:
@@ -408,38 +448,3 @@ class AdviceCache:
             for key, entry in entries:
                 self._number(entry)
                 self._insert(key, entry)
-
-
-def average(advices: Sequence[Advice]) -> Advice:
-    """Return the confidence-weighted mean of some answers' distributions, as one answer.
-
-    Args:
-        advices: At least one; those with another number of logits than the first are
-            left out.
-
-    Examples:
-        >>> both = average([Advice(logits=(0.0, 3.0)), Advice(logits=(3.0, 0.0))])
-        >>> both.logits[0] == both.logits[1]
-        True
-    """
-    if len(advices) == 1:
-        return advices[0]
-    same = [advice for advice in advices if len(advice.logits) == len(advices[0].logits)]
-    logits = np.array([advice.logits for advice in same], dtype=np.float64)
-    weights = np.array([advice.confidence for advice in same])
-    share = weights if weights.any() else np.ones_like(weights)
-    probs = np.exp(logits - logits.max(1, keepdims=True))
-    mean = share @ (probs / probs.sum(1, keepdims=True)) / share.sum()
-    # The smallest probability that a float32 keeps apart from zero.
-    logs = np.log(np.maximum(mean, 1e-38))
-    return Advice(logits=tuple(logs.tolist()), confidence=float(weights.mean()))
-
-
-def _to_json(advice: Advice) -> str:
-    # float() for those of numpy; its repr, which JSON uses, comes back to the bit.
-    return json.dumps([[float(value) for value in advice.logits], float(advice.confidence)])
-
-
-def _from_json(text: str) -> Advice:
-    logits, confidence = json.loads(text)
-    return Advice(logits=tuple(logits), confidence=confidence)

@@ -172,13 +172,17 @@ class AdviceService:
             advice = look(self._prefixed(key), self._prefixed(near.coarse), near.latent)
         return Reply(0 if advice is not None else advice_id, advice)
 
-    def wants(self, key: str, near: Near) -> bool:
-        """Return whether a situation that has advice is worth a question all the same.
+    def wants(self, key: str, near: Near, *, known: bool) -> bool:
+        """Return whether a question about a situation is worth its price.
 
-        So it is where its class has too few answers yet: see ``votes`` of
-        :class:`~lore_torchrl.service.AdviceCache`.
+        See :meth:`AdviceCache.wants`: not where ``known``, unless its class has too few
+        answers for how often it is visited.
         """
-        return self.cache.wants(self._prefixed(key), self._prefixed(near.coarse))
+        return self.cache.wants(self._prefixed(key), self._prefixed(near.coarse), known=known)
+
+    def refute(self, key: str, action: int) -> None:
+        """Take note that ``action`` left a situation as it was: see :class:`AdviceCache`."""
+        self.cache.refute(self._prefixed(key), action)
 
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
@@ -270,9 +274,9 @@ class AdviceService:
         if calls:
             ids |= {call.request.cache_key: call.advice_id for call in calls}
             self._desk.start(calls)
-        return [
-            0 if known[request.cache_key].advice else ids[request.cache_key] for request in requests
-        ]
+        for key in known.keys() - {call.request.cache_key for call in calls}:
+            ids[key] = 0 if known[key].advice else ids[key]
+        return [ids[request.cache_key] for request in requests]
 
     def _sort(
         self, requests: Sequence[AdviceRequest], near: Sequence[Near]
@@ -284,7 +288,7 @@ class AdviceService:
         for request, place in zip(requests, near, strict=True):
             key = request.cache_key
             known[key] = Reply(0, self.cache.peek(self._prefixed(key)))
-            if known[key].advice is None:
+            if known[key].advice is None or self.wants(key, place, known=True):
                 unknown.setdefault(key, (request, place))
         return known, list(unknown.values())
 
@@ -389,6 +393,7 @@ class AdviceService:
             "cache_hits": float(self.cache.hits),
             "cache_misses": float(self.cache.misses),
             "cache_near_hits": float(self.cache.near_hits),
+            "refuted": float(self.cache.refuted),
             "hit_rate": found / lookups if lookups else 0.0,
             **{name: n for name, n in self.policy.stats().items() if name != "calls"},
         }

@@ -87,6 +87,9 @@ class AdviceTransform(Transform):
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
         coarse: Whether situations with equal ``describer.coarse_key(row, observation)`` share
             advice where the exact one is unknown. Default: ``False``.
+        refute: Whether advice ceases to serve a situation in which its action was taken,
+            gained no reward and left ``cache_key`` as it was. For describers whose key
+            tells all that an action may change. Default: ``False``.
 
     Raises:
         TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`.
@@ -144,6 +147,7 @@ class AdviceTransform(Transform):
         value_key: NestedKey | None = None,
         discount: float = 1.0,
         coarse: bool = False,
+        refute: bool = False,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(
@@ -184,6 +188,7 @@ class AdviceTransform(Transform):
         self.value_key = value_key
         self.discount = discount
         self._coarse_key = describer.coarse_key if coarse else None
+        self.refute = refute
         self._n_actions = len(describer.actions)
         self._forget_rows()
 
@@ -339,6 +344,7 @@ class AdviceTransform(Transform):
         that go on keep the advice for the observation they already have.
         """
         is_reset = actions is None
+        preferred = self._rows.preferred()
         self._rows.clear(rows if is_reset else slice(None))
         observations = {key: row_values(tensordict, key) for key in self.in_keys}
         latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
@@ -353,17 +359,21 @@ class AdviceTransform(Transform):
                 row, observation, None if actions is None else actions[row], reset=is_reset
             )
             key = situations[row] = self.describer.cache_key(row, observation)
+            before, self._rows.situations[row] = self._rows.situations[row], key
+            stayed = self.refute and self._armed and not is_reset and key == before
+            if stayed and actions[row] == preferred[row] and not rewards[row]:
+                self.service.refute(key, actions[row])
             near = Near(
                 None if self._coarse_key is None else self._coarse_key(row, observation),
                 None if latents is None else latents[row].reshape(-1),
             )
             reply = self.service.find(key, near, count=self._armed)
             known = self._rows.put(row, reply)
-            if known and not self.service.wants(key, near):
-                served.append(row)
-            else:
+            if self.service.wants(key, near, known=known):
                 candidates.append(row)
                 waiting[row] = _Situation(key, near, observation)
+            elif known:
+                served.append(row)
         if self._armed:
             chosen = self.service.policy.choose(
                 candidates if self.service.room else [],

@@ -29,6 +29,8 @@ class RowState:
         # Of the episodes under way: their return, and whether any step had advice.
         self.returns = np.zeros(rows)
         self.advised = np.zeros(rows, dtype=bool)
+        # Key of the situation that each row is in.
+        self.situations: list[str | None] = [None] * rows
         # Of the step before: value of its observation and reward, for the TD error.
         self._value = np.full(rows, np.nan)
         self._reward = np.zeros(rows)
@@ -51,6 +53,11 @@ class RowState:
         self.advised |= self.mask[:, 0]
         self.ended |= done
         return stepped
+
+    def preferred(self) -> list[int | None]:
+        """Return the action that the advice of each row prefers, ``None`` without advice."""
+        best = self.logits.argmax(1).tolist()
+        return [a if given else None for a, given in zip(best, self.mask[:, 0], strict=True)]
 
     def td_errors(
         self, values: Sequence[float], reward: np.ndarray, discount: float
