@@ -232,20 +232,22 @@ class TestEvidence:
         for arm, value in zip(arms, returns, strict=True):
             tell(bandit, [arm], [0.25], [value])
         # The largest return, 4, came second: before it nothing could be compared.
-        uplift = advised = recent = unadvised = total = count = 0.0
+        uplift = advised = recent = unadvised = total = 0.0
         alone = 0
         for arm, value in zip(arms, [0.0, 1.0, 0.5, 0.25, 0.0, 0.75], strict=True):
             now = 0.0 if not unadvised else recent / unadvised
             baseline = (0.2 + alone * now) / (2 + alone)
-            total, count = 0.9 * total + value, 0.9 * count + 1
-            uplift, advised = 0.9 * uplift, 0.9 * advised
+            total, uplift, advised = 0.9 * total, 0.9 * uplift, 0.9 * advised
             if arm:
                 uplift, advised = uplift + value - baseline, advised + 1
+                total += value
             else:
                 recent, unadvised = 0.85 * recent + value, 0.85 * unadvised + 1
                 alone += 1
-        mean = (0.2 + total) / (2 + count)
-        variance = max(mean * (1 - mean), 0.1) * (1 / (3 + unadvised) + 1 / (3 + advised))
+        mean = (1 + total) / (2 + advised)
+        baseline = (0.2 + alone * recent / unadvised) / (2 + alone)
+        variance = max(mean * (1 - mean), 0.1) / (3 + advised)
+        variance += max(baseline * (1 - baseline), 0.1) / (3 + unadvised)
         z = uplift / (2 + advised) / math.sqrt(variance)
         expected = 0.5 * (1 + math.erf(z / math.sqrt(2)))
         assert 0.55 < expected < 0.95
@@ -327,6 +329,17 @@ class TestEvidence:
             masses.append(bandit.advised_mass().item())
             tell(bandit, [1], [0.25], [0.0])
         assert masses == pytest.approx([1.0, 0.5, 0.05])
+
+    def test_a_grant_halves_what_older_advice_has_shown(self):
+        bandit = ShareBandit()
+        tell(bandit, [0, 3, 3, 0, 3], [0.25] * 5, [0.0, 1.0, 1.0, 0.0, 1.0])
+        before = bandit.uplift_sum.item(), bandit.uplift_count.item()
+        evidence = bandit.evidence().item()
+        bandit.grant()
+        assert (bandit.uplift_sum.item(), bandit.uplift_count.item()) == pytest.approx(
+            (before[0] / 2, before[1] / 2)
+        )
+        assert 0.5 < bandit.evidence().item() < evidence
 
     def test_arms_are_drawn_from_what_is_known_by_then(self):
         bandit = ShareBandit(trial_episodes=2)

@@ -103,6 +103,23 @@ def test_a_new_trial_each_time_the_answers_have_grown():
     assert other.state_dict() == control.state_dict()
 
 
+def test_one_more_trial_when_no_more_can_be_bought():
+    bandit, left = ShareBandit(arms=(0.0, 1.0), trial_episodes=1), [5]
+    control = AdviceControlHook(
+        EpisodeShare(bandit),
+        None,
+        answers=lambda: 12.0,
+        exhausted=lambda: left[0] == 0,
+        retrial_growth=1.5,
+    )
+    granted = []
+    for remaining in (5, 3, 0, 0, 0):
+        left[0] = remaining
+        control(batch(done=[(0, 3)]))
+        granted.append(bool(bandit.granted > bandit.advised_episodes))
+    assert granted == [False, False, True, False, False]
+
+
 def test_new_arms_are_drawn_where_stretches_begin():
     torch.manual_seed(0)
     bandit = ShareBandit(gated=False)

@@ -33,10 +33,9 @@ class ShareBandit(nn.Module):
 
     The mean of recent returns :math:`\bar r` is the same for all arms: it changes no
     comparison, and keeps the weights where they are while no episode returns anything.
-    Exploration is counted in steps: an episode without advice may last ten times as long
-    as one with it, so an arm whose episodes are longer (:math:`L_k`) than the mean
-    episode (:math:`\bar L`) is explored less often, and takes about :math:`\gamma / K` of
-    the steps.
+    Exploration is counted in steps: an arm whose episodes are longer (:math:`L_k`) than
+    the mean episode (:math:`\bar L`) is explored less often, and takes about
+    :math:`\gamma / K` of the steps.
 
     **The gate.** Being wrong about advice is not symmetric: an agent that has learnt to
     lean on bad advice must unlearn it. With ``gated=True`` advised arms therefore get only
@@ -53,19 +52,16 @@ class ShareBandit(nn.Module):
     *then*: :math:`d = r - b`, with :math:`b` the mean of the last few unadvised returns (of
     weight :math:`n_0 \le 7`), at first shrunk towards a tenth: where reward is sparse an
     episode brings nothing until shown otherwise. An agent that gets better would otherwise
-    turn the late advised episodes, good because the agent is, into evidence against the
-    early unadvised ones. :math:`\bar d` is the decayed mean of
-    :math:`n_1` differences and two of zero, :math:`v_i = \max(m_0 (1 - m_0), 0.1) / (3 + n_i)`
-    the variance of returns between 0 and 1 whose mean is that of all, :math:`m_0`. Without
-    data the evidence is one half.
+    turn its late advised episodes into evidence against its early unadvised ones. :math:`\bar d` is the decayed mean of
+    :math:`n_1` differences and two of zero; :math:`v_1 = \max(m (1 - m), 0.1) / (3 + n_1)`
+    bounds the variance of advised returns of mean :math:`m`, and :math:`v_0`, with
+    :math:`b` and :math:`n_0`, that of unadvised ones. Without data :math:`e` is one half.
 
-    While the gate holds, arm 0 is drawn far more often than :math:`q` says and implicit
-    exploration hides most of the rarer arms' losses: the weights then drift towards the
-    advised arms, and it is :math:`m` alone that holds those back.
+    While the gate holds, implicit exploration hides most of the advised arms' losses: the
+    weights drift towards them, and it is :math:`m` alone that holds those back.
 
-    Returns are normalised by the smallest and largest so far, 0 included; the sums are
-    kept raw and normalised where they are used. A row whose return is not finite counts
-    nothing but is counted in ``ignored``.
+    Returns are normalised by the smallest and largest so far, 0 included. A row whose
+    return is not finite counts nothing but is counted in ``ignored``.
 
     Keyword Args:
         arms: Shares of beta, rising from 0. Default: ``(0.0, 0.25, 0.5, 1.0)``.
@@ -156,7 +152,6 @@ class ShareBandit(nn.Module):
         self.trust_low = trust_low
         self.trust_high = trust_high
         self.gated = gated
-        # A setting, not progress: a checkpoint must not replace it.
         self.register_buffer("arms", torch.tensor(arms), persistent=False)
         self.register_buffer("_one", torch.ones(()), persistent=False)
         # What the learner knows; decayed sums; what regret is estimated from.
@@ -195,16 +190,15 @@ class ShareBandit(nn.Module):
 
     def evidence(self) -> Tensor:
         """Return the probability that advised episodes return more, a scalar."""
-        pooled = self._pooled()
-        spread = 1.0 / (3.0 + self.baseline_count) + 1.0 / (3.0 + self.uplift_count)
         uplift = self.uplift_sum / (2.0 + self.uplift_count)
-        variance = (pooled * (1.0 - pooled)).clamp_min(_LEAST_VARIANCE)
-        return torch.special.ndtr(uplift / (variance * spread).sqrt())
+        variance = _variance(self._advised_mean()) / (3.0 + self.uplift_count)
+        variance = variance + _variance(self._baseline()) / (3.0 + self.baseline_count)
+        return torch.special.ndtr(uplift / variance.sqrt())
 
-    def _pooled(self) -> Tensor:
-        """Return the mean of all recent normalised returns, shrunk towards a tenth."""
-        won = self._normalised(self.return_sums, self.counts).sum()
-        return (0.2 + won) / (2.0 + self.counts.sum())
+    def _advised_mean(self) -> Tensor:
+        """Return the mean of recent normalised advised returns, shrunk towards a half."""
+        returns = self._normalised(self.return_sums, self.counts)
+        return (1.0 + returns[1:].sum()) / (2.0 + self.counts[1:].sum())
 
     def _usual(self) -> Tensor:
         """Return the mean of all recent normalised returns, 0 before the first."""
@@ -215,12 +209,12 @@ class ShareBandit(nn.Module):
         """Return what an unadvised episode returns now, normalised, shrunk towards a tenth."""
         count = self.baseline_count
         mean = self._normalised(self.baseline_sum / count.clamp_min(1e-9), self._one)
-        # By all unadvised episodes so far, not the last few: the shrinking must end.
+        # Of all so far, not the last few: the shrinking must end.
         seen = self.episodes - self.advised_episodes
         return (0.2 + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
 
     def advised_mass(self) -> Tensor:
-        """Return :math:`m`, the share of steps that the learner may decide, a scalar."""
+        """Return :math:`m`, the share of steps that the learner may decide."""
         span = self.evidence_high - self.evidence_low
         mass = ((self.evidence() - self.evidence_low) / span).clamp(self.probation, 1.0)
         if self.trial_episodes:
@@ -230,7 +224,12 @@ class ShareBandit(nn.Module):
 
     @torch.no_grad()
     def grant(self) -> None:
-        """Grant another trial: the advice is no longer what it was at the last one."""
+        """Grant another trial: the advice is no longer what it was at the last one.
+
+        What advised episodes have returned counts half from now on.
+        """
+        self.uplift_sum.mul_(0.5)
+        self.uplift_count.mul_(0.5)
         self.granted.copy_(self.advised_episodes + self.trial_episodes)
         self.refresh()
 
@@ -340,7 +339,7 @@ class ShareBandit(nn.Module):
         chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
 
         ones, baseline, usual = torch.ones_like(value), self._baseline(), self._usual()
-        # An episode is as old as the number of episodes that ended after it.
+        # An episode's age is the number of those that ended after it.
         later = seen.flip(0).cumsum(0).flip(0) - seen
         recent = self.decay**later
         forget = self.decay ** seen.sum()
@@ -444,3 +443,8 @@ class ShareBandit(nn.Module):
         parts = torch.cat((torch.stack([v.float() for v in values.values()]), self.probs()))
         names = (*values, *(f"prob_{arm:g}" for arm in self.arms.tolist()))
         return dict(zip(names, parts.tolist(), strict=True))
+
+
+def _variance(mean: Tensor) -> Tensor:
+    """Return the largest variance of values between 0 and 1 with this mean, floored."""
+    return (mean * (1.0 - mean)).clamp_min(_LEAST_VARIANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ class AdviceControlHook(TrainerHookBase):
         answers: Returns how many answers have been bought so far. Each time they have grown
             by ``retrial_growth`` the bandit is granted a new trial, since advice that is
             averaged over more answers is not the advice that was tried. Default: ``None``.
+        exhausted: Returns whether no more answers can be bought; when they no longer can,
+            the bandit is granted one more trial. Default: ``None``.
         retrial_growth: Factor above 1, or ``None`` for never. Default: ``None``.
         device: Where both live. Default: ``"cpu"``.
     """
@@ -46,12 +49,14 @@ class AdviceControlHook(TrainerHookBase):
         prior_net: PriorNet | None,
         *,
         answers: Callable[[], float] | None = None,
+        exhausted: Callable[[], bool] | None = None,
         retrial_growth: float | None = None,
         device: torch.device | str = "cpu",
     ):
         self.share = share
         self.prior_net = prior_net
         self.answers = answers
+        self.exhausted = exhausted
         self.retrial_growth = retrial_growth
         self._next_trial = _FIRST_RETRIAL
         self.device = torch.device(device)
@@ -63,13 +68,21 @@ class AdviceControlHook(TrainerHookBase):
         """Take note of a batch ``[E, T]``."""
         if self.share is not None:
             self._tell(batch)
-            if self.retrial_growth is not None and self.answers() >= self._next_trial:
-                self._next_trial = self.answers() * self.retrial_growth
+            if self.retrial_growth is not None and self._trial_is_due():
                 self.share.bandit.grant()
         if self.prior_net is not None:
             self.served += (batch.get(keys.ORIGIN) == keys.ORIGIN_PRIOR_NET).sum().cpu()
             if self.prior_net.calibrator is not None:
                 self._calibrate(batch)
+
+    def _trial_is_due(self) -> bool:
+        if self.answers() >= self._next_trial:
+            self._next_trial = self.answers() * self.retrial_growth
+            return True
+        if self.exhausted is not None and self.exhausted() and self._next_trial < math.inf:
+            self._next_trial = math.inf
+            return True
+        return False
 
     def _tell(self, batch: TensorDictBase) -> None:
         reward, done, steps = (

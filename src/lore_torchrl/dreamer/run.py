@@ -278,6 +278,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             share,
             lore_actor.prior_net,
             answers=lambda: service.counters.in_time + service.counters.late,
+            exhausted=lambda: service.budget.remaining == 0,
             retrial_growth=c.lore.bandit.retrial_growth,
             device=device,
         )
