@@ -52,10 +52,10 @@ class ShareBandit(nn.Module):
     *then*: :math:`d = r - b`, with :math:`b` the mean of the last few unadvised returns (of
     weight :math:`n_0 \le 7`), at first shrunk towards a tenth: where reward is sparse an
     episode brings nothing until shown otherwise. An agent that gets better would otherwise
-    turn its late advised episodes into evidence against its early unadvised ones. :math:`\bar d` is the decayed mean of
-    :math:`n_1` differences and two of zero; :math:`v_1 = \max(m (1 - m), 0.1) / (3 + n_1)`
-    bounds the variance of advised returns of mean :math:`m`, and :math:`v_0`, with
-    :math:`b` and :math:`n_0`, that of unadvised ones. Without data :math:`e` is one half.
+    turn its late advised episodes into evidence against its early unadvised ones.
+    :math:`\bar d` is the decayed mean of :math:`n_1` differences and two of zero. With
+    :math:`m` the mean advised return :math:`v_1 = \max(m (1 - m), 0.1) / (3 + n_1)`; so is
+    :math:`v_0` by :math:`b` and :math:`n_0`. Without data :math:`e` is one half.
 
     While the gate holds, implicit exploration hides most of the advised arms' losses: the
     weights drift towards them, and it is :math:`m` alone that holds those back.
