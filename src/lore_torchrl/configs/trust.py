@@ -84,9 +84,9 @@ class BanditConfig:
     exploration: float = 0.05
     sharing: float = 0.001
     decay: float = 0.97
-    trial_episodes: int = 4
+    trial_episodes: int = 6
     retrial_growth: float | None = 1.6
-    probation: float = 0.08
+    probation: float = 0.12
     evidence_low: float = 0.6
     evidence_high: float = 0.8
     trust_low: float = 0.9
