@@ -39,6 +39,7 @@ from lore_torchrl.configs import (
     TrainConfig,
 )
 from lore_torchrl.dreamer.run import Run, build_run
+from lore_torchrl.experiments import bootstrap_interval
 
 TARGET = 0.95
 ENDLESS = 1_000_000_000
@@ -114,17 +115,15 @@ def build(folder: Path, name: str, *, latency_s: float, envs: int, in_flight: in
 
 def summarise(speeds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Return the median speed of each and its ratio to ``none`` with an interval."""
-    generator = np.random.default_rng(0)
     results = {}
     for name, values in speeds.items():
         ratios = np.array(values) / np.array(speeds["none"])
-        draws = generator.choice(ratios, (10_000, len(ratios)))
-        low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
         results[name] = {
             "steps_per_s": statistics.median(values),
             "ratio": float(np.median(ratios)),
-            "ratio_low": float(low),
-            "ratio_high": float(high),
+            "ratio_low": low,
+            "ratio_high": high,
         }
     return results
 

@@ -32,6 +32,7 @@ from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNet
 from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
+from lore_torchrl.experiments import bootstrap_interval
 
 OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
 
@@ -135,17 +136,15 @@ def compare(
         if round_index:  # the first round warms up
             for name, values in spent.items():
                 times[name].append(1000 * statistics.median(values))
-    generator = np.random.default_rng(0)
     results = {}
     for name, values in times.items():
         ratios = np.array(values) / np.array(times["stock"])
-        draws = generator.choice(ratios, (10_000, len(ratios)))
-        low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
         results[name] = {
             "ms": statistics.median(values),
             "ratio": float(np.median(ratios)),
-            "ratio_low": float(low),
-            "ratio_high": float(high),
+            "ratio_low": low,
+            "ratio_high": high,
         }
     return results
 

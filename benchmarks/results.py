@@ -24,8 +24,7 @@ import numpy as np
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.experiments import (
     area_under_curve,
-    bootstrap_interval,
-    interquartile_mean,
+    format_score,
     ratio_interval,
     run_jobs,
 )
@@ -66,12 +65,6 @@ def curve(rows: list[dict[str, float]]) -> dict[int, float]:
     return {int(row["step"]): row["eval/success"] for row in rows if "eval/success" in row}
 
 
-def cell(values: np.ndarray) -> str:
-    """Return interquartile mean and interval."""
-    low, high = bootstrap_interval(values)
-    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]"
-
-
 def print_success(runs: dict[str, list[list[dict[str, float]]]], every: int) -> None:
     """Print held-out success at every ``every``-th evaluation, and calls."""
     steps = sorted(curve(next(iter(runs.values()))[0]))
@@ -80,7 +73,7 @@ def print_success(runs: dict[str, list[list[dict[str, float]]]], every: int) -> 
     print("|" + " --- |" * (len(shown) + 2))
     for name, seeds in runs.items():
         curves = [curve(rows) for rows in seeds]
-        cells = [cell(np.array([each[step] for each in curves])) for step in shown]
+        cells = [format_score(np.array([each[step] for each in curves])) for step in shown]
         calls = [max(row.get("advice/calls", 0.0) for row in rows) for rows in seeds]
         spent = f"{min(calls):.0f}-{max(calls):.0f}" if max(calls) else "0"
         print(f"| {name} | " + " | ".join(cells) + f" | {spent} |")

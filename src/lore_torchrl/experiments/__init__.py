@@ -6,6 +6,7 @@ from lore_torchrl.experiments.runs import Job, run_jobs
 from lore_torchrl.experiments.statistics import (
     area_under_curve,
     bootstrap_interval,
+    format_score,
     interquartile_mean,
     ratio_interval,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "Job",
     "area_under_curve",
     "bootstrap_interval",
+    "format_score",
     "interquartile_mean",
     "ratio_interval",
     "run_jobs",

@@ -11,7 +11,11 @@ import numpy as np
 
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.experiments.runs import run_folder
-from lore_torchrl.experiments.statistics import bootstrap_interval, interquartile_mean
+from lore_torchrl.experiments.statistics import (
+    bootstrap_interval,
+    format_score,
+    interquartile_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,8 @@ def report(base: Path, methods: Sequence[str], seeds: int) -> str:
         "|" + " --- |" * (len(steps) + 1),
     ]
     for name, points in curves.items():
-        cells = []
-        for values in points.values():
-            low, high = bootstrap_interval(values)
-            cells.append(f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        cells = " | ".join(format_score(values) for values in points.values())
+        lines.append(f"| {name} | {cells} |")
     table = "\n".join(lines) + "\n"
     (base / "table.md").write_text(table)
     _draw(base / "curves.png", curves)

@@ -51,6 +51,20 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def format_score(values: np.ndarray) -> str:
+    """Return interquartile mean and 95% interval of one score a seed, for a table.
+
+    Args:
+        values: Scores, ``[N]``.
+
+    Examples:
+        >>> format_score(np.array([0.5, 0.5]))
+        '0.50 [0.50, 0.50]'
+    """
+    low, high = bootstrap_interval(values)
+    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]"
+
+
 def ratio_interval(
     above: np.ndarray, below: np.ndarray, *, draws: int = 10_000, level: float = 0.95
 ) -> tuple[float, float, float]:
