@@ -1,34 +1,16 @@
-"""Run ablations over seeds and compare their learning curves.
+"""Run the ablations A to F of ``configs/ablation`` over seeds: ``study.py study=ablation``.
 
-    python examples/ablate.py experiment=doorkey5x5
-    python examples/ablate.py experiment=doorkey5x5 ablations=[a,f,no_bandit] seeds=3 jobs=2
-
-Each ablation is a file in ``configs/ablation``. Finished runs are kept and not repeated.
-Other arguments go to every run as they are. Writes ``table.md`` and ``curves.png``.
+python examples/ablate.py experiments=[doorkey5x5] seeds=3
+python examples/ablate.py study=parts        # LoRe without each of its parts
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from lore_torchrl.experiments import run_jobs
-from lore_torchrl.experiments.ablation import read_arguments, report
-from lore_torchrl.experiments.runs import make_jobs
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def main() -> None:
-    """Run what is missing, then report."""
-    arguments = read_arguments(sys.argv[1:])
-    methods = {name: [f"ablation={name}"] for name in arguments.ablations}
-    jobs = make_jobs(arguments.output, methods, seeds=arguments.seeds, extra=arguments.overrides)
-    errors = run_jobs(jobs, script=ROOT / "examples" / "train.py", processes=arguments.jobs)
-    if errors:
-        sys.exit("\n".join(errors))
-    sys.stdout.write(report(arguments.output, list(methods), arguments.seeds))
-
+from study import main
 
 if __name__ == "__main__":
-    main()
+    if not any(word.startswith("study=") for word in sys.argv[1:]):
+        sys.argv.append("study=ablation")
+    sys.exit(main())

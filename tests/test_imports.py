@@ -39,7 +39,7 @@ ALLOWED = {
         "service",
         "transforms",
     },
-    "experiments": {"dreamer"},
+    "experiments": {"configs", "dreamer"},
     # The package's own __init__: the public names.
     "__init__": {
         "advisors",

@@ -5,80 +5,63 @@ from pathlib import Path
 
 import pytest
 
-from lore_torchrl.experiments import run_jobs
-from lore_torchrl.experiments.ablation import read_arguments, report
-from lore_torchrl.experiments.runs import make_jobs, run_folder
-
-# Takes the place of the training script: writes what it was told, or fails if told so.
-SCRIPT = """
-import json, os, sys
-given = dict(word.split("=", 1) for word in sys.argv[1:])
-if given.get("fail") == given["seed"]:
-    sys.exit("told to fail")
-os.makedirs(given["output_dir"], exist_ok=True)
-with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
-    value = float(given.get("value", 0)) + int(given["seed"]) / 10
-    for step in (100, 200):
-        file.write(json.dumps({"step": step, "eval/success": value * step / 200}) + "\\n")
-    file.write(json.dumps({"step": 200, "threads": os.environ["OMP_NUM_THREADS"]}) + "\\n")
-"""
-
-
-@pytest.fixture
-def script(tmp_path) -> Path:
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
+from lore_torchrl.experiments.runs import make_jobs, run_folder, run_jobs
 
 
 def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_every_method_and_seed_runs_once(tmp_path, script):
+def test_every_experiment_method_and_seed_runs_once(tmp_path, script):
     methods = {"good one": ["value=0.5"], "other": ["value=0.1"]}
-    jobs = make_jobs(tmp_path / "out", methods, seeds=2, common=["value=9"])
+    jobs = make_jobs(tmp_path / "out", ["e", "f"], methods, seeds=2, overrides=["value=9"])
+    assert len(jobs) == 8 and {job.state for job in jobs} == {"open"}
     assert run_jobs(jobs, script=script, processes=2) == []
     assert run_jobs(jobs, script=script, processes=2) == []
-    for name, value in (("good one", 0.5), ("other", 0.1)):
-        for seed in range(2):
-            found = rows(run_folder(tmp_path / "out", name, seed))
-            assert len(found) == 3, "a finished run is not repeated"
-            assert found[1]["eval/success"] == pytest.approx(value + seed / 10)
-            assert found[2]["threads"] == "1"
+    assert {job.state for job in jobs} == {"done"}
+    for experiment in "ef":
+        for name, value in (("good one", 0.5), ("other", 0.1)):
+            for seed in range(2):
+                found = rows(run_folder(tmp_path / "out", experiment, name, seed))
+                assert len(found) == 3, "a finished run is not repeated"
+                assert found[1]["eval/success"] == pytest.approx(value + seed / 10)
+                assert found[2]["threads"] == "1"
 
 
-def test_a_failed_run_is_named_and_tried_again(tmp_path, script):
-    jobs = make_jobs(tmp_path / "out", {"m": ["fail=1"]}, seeds=2)
+def test_a_run_knows_what_it_is(tmp_path, script):
+    (job,) = make_jobs(tmp_path, ["e"], {"m -1": ["value=0.5"]}, seeds=1)
+    run_jobs([job], script=script, processes=1)
+    about = json.loads((job.folder / "run.json").read_text())
+    assert (about["experiment"], about["method"], about["seed"]) == ("e", "m -1", 0)
+    assert about["overrides"] == ["experiment=e", "value=0.5", "seed=0"]
+    assert json.loads((job.folder / "done").read_text())["seconds"] >= 0
+
+
+def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script):
+    jobs = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=1"]}, seeds=2)
     errors = run_jobs(jobs, script=script, processes=1)
-    assert len(errors) == 1 and "seed1" in errors[0] and "log.txt" in errors[0]
-    assert "told to fail" in (run_folder(tmp_path / "out", "m", 1) / "log.txt").read_text()
-    again = make_jobs(tmp_path / "out", {"m": ["fail=none"]}, seeds=2)
-    assert run_jobs(again, script=script, processes=1) == []
+    assert len(errors) == 1 and "e, m, seed 1" in errors[0] and "log.txt" in errors[0]
+    assert [job.state for job in jobs] == ["done", "failed"]
+    assert "told to fail" in (jobs[1].folder / "log.txt").read_text()
+    mended = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=none"]}, seeds=2)
+    assert "retry=true" in run_jobs(mended, script=script, processes=1)[0]
+    assert run_jobs(mended, script=script, processes=1, retry=True) == []
+    assert [job.state for job in mended] == ["done", "done"]
+
+
+def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
+    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    job.folder.mkdir(parents=True)
+    (job.folder / "run.json").write_text("{}")
+    assert job.state == "open"
+    assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
 
 
 def test_folders_of_different_methods_differ(tmp_path):
     names = ["competence 1", "competence -1", "competence 0.5", "adversarial, ablation B"]
-    assert len({run_folder(tmp_path, name, 0) for name in names}) == 4
+    assert len({run_folder(tmp_path, "e", name, 0) for name in names}) == 4
 
 
-def test_the_report_of_an_ablation(tmp_path, script):
-    methods = {"a": ["value=0.2"], "f": ["value=0.8"]}
-    run_jobs(make_jobs(tmp_path, methods, seeds=2), script=script, processes=2)
-    table = report(tmp_path, ["a", "f"], 2)
-    assert "| f | 0.42 [0.40, 0.45] | 0.85 [0.80, 0.90] |" in table.replace("0.43", "0.42")
-    assert (tmp_path / "table.md").read_text() == table
-    assert (tmp_path / "curves.png").stat().st_size > 1000
-
-
-def test_the_command_line():
-    found = read_arguments(["experiment=empty8x8", "ablations=[a,no_bandit]", "seeds=5", "jobs=1"])
-    assert found.ablations == ("a", "no_bandit") and (found.seeds, found.jobs) == (5, 1)
-    assert found.overrides == ("experiment=empty8x8",)
-    assert read_arguments([]).ablations == ("a", "b", "c", "d", "e", "f")
-
-
-@pytest.mark.parametrize(("words", "message"), [(["seeds=0"], "seeds"), (["--help"], "name=value")])
-def test_impossible_command_lines(words, message):
-    with pytest.raises(ValueError, match=message):
-        read_arguments(words)
+def test_methods_that_would_share_a_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="another name"):
+        make_jobs(tmp_path, ["e"], {"a b": [], "a-b": []}, seeds=1)

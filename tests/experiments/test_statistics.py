@@ -7,7 +7,10 @@ from lore_torchrl.experiments import (
     area_under_curve,
     bootstrap_interval,
     interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
     ratio_interval,
+    stratified_interval,
 )
 
 
@@ -49,3 +52,39 @@ def test_area_of_a_straight_line():
         (0.25 * 100 + 0.375 * 100 + 0.75 * 200) / 400
     )
     assert np.allclose(area_under_curve(steps, np.ones((2, 3))), 1.0)
+
+
+def test_the_stratified_interval_keeps_the_weight_of_each_task():
+    # Unstratified, some draws would hold one task alone and reach 0 and 1.
+    value, low, high = stratified_interval(
+        [np.zeros(5), np.ones(5)], lambda scores: scores.mean(-1)
+    )
+    assert (value, low, high) == (0.5, 0.5, 0.5)
+
+
+def test_the_stratified_interval_of_a_mean_is_that_of_the_normal():
+    generator = np.random.default_rng(1)
+    tasks = [generator.normal(mean, 1.0, 400) for mean in (0.0, 3.0)]
+    value, low, high = stratified_interval(tasks, lambda scores: scores.mean(-1))
+    spread = np.sqrt(np.mean([task.var() for task in tasks]) / 800)
+    assert value == pytest.approx(np.mean(tasks))
+    assert (high - low) / 2 == pytest.approx(1.96 * spread, rel=0.05)
+
+
+def test_the_probability_of_improvement_counts_pairs():
+    above, below = np.array([1.0, 3.0, 3.0]), np.array([2.0, 3.0])
+    # Pairs won: 1 never; 3 wins once and ties once, twice over.
+    assert probability_of_improvement([above], [below])[0] == pytest.approx((0 + 1.5 + 1.5) / 6)
+    assert probability_of_improvement([below], [above])[0] == pytest.approx(1 - 0.5)
+    assert probability_of_improvement([above, above], [below, above - 9])[0] == pytest.approx(0.75)
+
+
+def test_the_profile_is_one_minus_the_distribution_function():
+    scores = np.random.default_rng(2).uniform(size=4_000)
+    taus = np.array([0.0, 0.25, 0.5, 1.0])
+    share, low, high = performance_profile([scores], taus)
+    np.testing.assert_allclose(share, 1 - taus, atol=0.02)
+    assert (low <= share).all() and (share <= high).all()
+    # Pointwise, the share of N runs is binomial.
+    width = 1.96 * np.sqrt(0.25 * 0.75 / 4_000)
+    assert (high - low)[1] / 2 == pytest.approx(width, rel=0.15)

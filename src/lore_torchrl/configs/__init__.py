@@ -22,6 +22,7 @@ from lore_torchrl.configs.advisors import (
 from lore_torchrl.configs.calls import CallsConfig
 from lore_torchrl.configs.chat import ChatAdvisorConfig
 from lore_torchrl.configs.check import check
+from lore_torchrl.configs.study import StudyConfig
 from lore_torchrl.configs.trust import (
     BanditConfig,
     CalibrationConfig,
@@ -329,6 +330,7 @@ def register_configs() -> None:
     store = ConfigStore.instance()
     # Missing here, since one adviser's schema does not merge with another's.
     store.store(name="schema", node=TrainConfig(advisor="???"))
+    store.store(name="study_schema", node=StudyConfig)
     store.store(group="env", name="schema", node=EnvConfig)
     store.store(group="advisor", name="scripted_schema", node=ScriptedAdvisorConfig)
     stale, truncated = StaleAdvisorConfig(advisor="???"), TruncatedAdvisorConfig(advisor="???")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,56 +16,99 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """One training run.
+    """One training run: a method on an experiment with a seed.
+
+    Its folder holds ``run.json``, which says what it is, the run's own files and log, and at
+    the end ``done`` or ``failed``.
 
     Args:
-        folder: Where it writes; a file ``done`` in it marks a finished run.
+        folder: Where it writes.
+        experiment: Name of the experiment.
+        method: Name of the method.
+        seed: Its seed.
         overrides: Hydra overrides for the training script.
     """
 
     folder: Path
+    experiment: str
+    method: str
+    seed: int
     overrides: tuple[str, ...]
 
+    @property
+    def state(self) -> str:
+        """``done``, ``failed``, or ``open``: not begun, or cut off."""
+        for state in ("done", "failed"):
+            if (self.folder / state).exists():
+                return state
+        return "open"
 
-def run_folder(base: Path, method: str, seed: int) -> Path:
-    """Return the folder of one method's run with one seed.
+
+def run_folder(base: Path, experiment: str, method: str, seed: int) -> Path:
+    """Return the folder of one run.
 
     Args:
         base: Folder of the study.
+        experiment: Name of the experiment, any text.
         method: Name of the method, any text.
         seed: Seed of the run.
     """
-    return base / re.sub(r"[^\w.+-]+", "-", method).strip("-") / f"seed{seed}"
+    parts = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in (experiment, method)]
+    return base.joinpath(*parts, f"seed{seed}")
 
 
 def make_jobs(
     base: Path,
+    experiments: Sequence[str],
     methods: Mapping[str, Sequence[str]],
     *,
     seeds: int,
-    common: Sequence[str] = (),
-    extra: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> list[Job]:
-    """Return one job for each method and seed, all methods of a seed before the next seed.
+    """Return one job for each seed, experiment and method, in this order.
 
     Args:
         base: Folder of the study.
+        experiments: Files of ``configs/experiment``.
         methods: Overrides of each method by its name.
 
     Keyword Args:
         seeds: Seeds from 0 on.
-        common: Overrides that come before those of the method. Default: none.
-        extra: Overrides that come after them. Default: none.
+        overrides: Overrides of every run, which go before those of the method. Default: none.
+
+    Raises:
+        ValueError: If two methods would share a folder.
     """
-    return [
-        Job(run_folder(base, name, seed), (*common, *overrides, *extra, f"seed={seed}"))
+    jobs = [
+        Job(
+            run_folder(base, experiment, method, seed),
+            experiment,
+            method,
+            seed,
+            (f"experiment={experiment}", *overrides, *own, f"seed={seed}"),
+        )
         for seed in range(seeds)
-        for name, overrides in methods.items()
+        for experiment in experiments
+        for method, own in methods.items()
     ]
+    taken: dict[Path, Job] = {}
+    for job in jobs:
+        other = taken.setdefault(job.folder, job)
+        if other is not job:
+            raise ValueError(
+                f"Methods {other.method!r} and {job.method!r} have the same folder, "
+                f"{job.folder}: give one another name."
+            )
+    return jobs
 
 
-def run_jobs(jobs: Sequence[Job], *, script: Path, processes: int) -> list[str]:
-    """Run what is not finished yet, each run with one CPU thread.
+def run_jobs(
+    jobs: Sequence[Job], *, script: Path, processes: int, retry: bool = False
+) -> list[str]:
+    """Run what is open, each run with one CPU thread.
+
+    A run that was cut off begins anew. What has failed before is named and left, unless
+    ``retry``.
 
     Args:
         jobs: The runs.
@@ -71,24 +116,34 @@ def run_jobs(jobs: Sequence[Job], *, script: Path, processes: int) -> list[str]:
     Keyword Args:
         script: Training script that takes Hydra overrides.
         processes: Runs side by side.
+        retry: Whether to run once more what has failed. Default: ``False``.
 
     Returns:
-        One line for each run that failed, with the place of its log.
+        One line for each run that failed, now or before, with the place of its log.
     """
     with ThreadPoolExecutor(processes) as pool:
-        errors = pool.map(lambda job: _run(job, script), jobs)
+        errors = pool.map(lambda job: _run(job, script, retry), jobs)
         return [error for error in errors if error]
 
 
-def _run(job: Job, script: Path) -> str | None:
-    if (job.folder / "done").exists():
+def _run(job: Job, script: Path, retry: bool) -> str | None:
+    failed = f"{job.experiment}, {job.method}, seed {job.seed} failed: {job.folder / 'log.txt'}"
+    if job.state == "done":
         return None
+    if job.state == "failed":
+        if not retry:
+            return f"{failed} (retry=true runs it again)"
+        (job.folder / "failed").unlink()
     job.folder.mkdir(parents=True, exist_ok=True)
+    about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
+    (job.folder / "run.json").write_text(json.dumps(about, indent=2))
     command = [
         *(sys.executable, str(script), *job.overrides),
         *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
         *("logger.progress_bar=false", "checkpoint_interval=null"),
+        f"logger.group='{job.experiment}: {job.method}'",
     ]
+    began = time.time()
     with (job.folder / "log.txt").open("w") as log:
         code = subprocess.run(
             command,
@@ -97,7 +152,6 @@ def _run(job: Job, script: Path) -> str | None:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=False,
         ).returncode
-    if code:
-        return f"{job.folder} ended with code {code}: see {job.folder / 'log.txt'}"
-    (job.folder / "done").touch()
-    return None
+    facts = {"code": code, "seconds": round(time.time() - began, 1)}
+    (job.folder / ("failed" if code else "done")).write_text(json.dumps(facts))
+    return failed if code else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -112,3 +112,118 @@ def area_under_curve(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     steps = np.concatenate(([0.0], np.asarray(steps, dtype=float)))
     values = np.concatenate((values[..., :1], values), axis=-1)
     return np.trapezoid(values, steps, axis=-1) / steps[-1]
+
+
+def stratified_interval(
+    scores: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
+    *,
+    draws: int = 10_000,
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    """Return a statistic of all runs on several tasks, with its stratified-bootstrap interval.
+
+    Seeds are drawn anew within each task, so that every task keeps its weight.
+
+    Args:
+        scores: One array of scores a task, ``[N_t]`` each.
+        statistic: From ``[..., N]`` to ``[...]``. Default: :func:`interquartile_mean`.
+
+    Keyword Args:
+        draws: Resamplings. Default: ``10_000``.
+        level: Share of them inside. Default: ``0.95``.
+
+    Returns:
+        Statistic, lower and upper end.
+
+    Examples:
+        >>> stratified_interval([np.array([0.0, 0.0]), np.array([1.0, 1.0])])
+        (0.5, 0.5, 0.5)
+    """
+    generator = np.random.default_rng(0)
+    drawn = [generator.choice(task, (draws, len(task))) for task in scores]
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(statistic(np.concatenate(drawn, -1)), [tail, 1.0 - tail])
+    return float(statistic(np.concatenate(scores))), float(low), float(high)
+
+
+def probability_of_improvement(
+    above: Sequence[np.ndarray],
+    below: Sequence[np.ndarray],
+    *,
+    draws: int = 2_000,
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    r"""Return the probability that a run of one method scores above one of another.
+
+    .. math::
+        \frac{1}{M} \sum_{m=1}^{M} \frac{1}{N K} \sum_{i,j}
+            [x_{m,i} > y_{m,j}] + \tfrac12 [x_{m,i} = y_{m,j}]
+
+    the mean over tasks of the Mann-Whitney statistic.
+
+    Args:
+        above: Scores of the first method, one array ``[N_t]`` a task.
+        below: Scores of the second, one array ``[K_t]`` a task.
+
+    Keyword Args:
+        draws: Resamplings. Default: ``2_000``.
+        level: Share of them inside. Default: ``0.95``.
+
+    Returns:
+        Probability, lower and upper end.
+
+    Examples:
+        >>> probability_of_improvement([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])[0]
+        0.875
+    """
+    generator = np.random.default_rng(0)
+
+    def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        x, y = x[..., :, None], y[..., None, :]
+        return ((x > y) + 0.5 * (x == y)).mean((-2, -1))
+
+    pairs = list(zip(above, below, strict=True))
+    value = np.mean([wins(x, y) for x, y in pairs])
+    drawn = np.mean(
+        [
+            wins(generator.choice(x, (draws, len(x))), generator.choice(y, (draws, len(y))))
+            for x, y in pairs
+        ],
+        axis=0,
+    )
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(drawn, [tail, 1.0 - tail])
+    return float(value), float(low), float(high)
+
+
+def performance_profile(
+    scores: Sequence[np.ndarray], thresholds: np.ndarray, *, draws: int = 2_000, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the share of runs that score above each threshold, all tasks weighing the same.
+
+    Args:
+        scores: One array of scores a task, ``[N_t]`` each.
+        thresholds: Ascending, ``[T]``.
+
+    Keyword Args:
+        draws: Resamplings, stratified by task. Default: ``2_000``.
+        level: Share of them inside the pointwise interval. Default: ``0.95``.
+
+    Returns:
+        Shares, lower and upper ends, ``[T]`` each.
+
+    Examples:
+        >>> performance_profile([np.array([0.2, 0.8])], np.array([0.0, 0.5, 0.9]))[0].tolist()
+        [1.0, 0.5, 0.0]
+    """
+    generator = np.random.default_rng(0)
+
+    def shares(task: np.ndarray) -> np.ndarray:
+        return (task[..., None] > thresholds).mean(-2)
+
+    value = np.mean([shares(task) for task in scores], axis=0)
+    drawn = [shares(generator.choice(task, (draws, len(task)))) for task in scores]
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(np.mean(drawn, axis=0), [tail, 1.0 - tail], axis=0)
+    return value, low, high

@@ -1,0 +1,41 @@
+"""Run a study: methods x experiments x seeds, restartable, with a report at the end.
+
+Examples::
+
+    python examples/study.py study=method experiments=[doorkey5x5,doorkey6x6] seeds=5
+    python examples/study.py study=competence jobs=4
+    python examples/study.py study=ablation seeds=3 retry=true
+
+On a cluster each run is one cell of the grid, sent by a Hydra launcher; called again without
+``cell``, it runs what is missing and writes the report::
+
+    python examples/study.py -m hydra/launcher=joblib study=method seeds=5 'cell=range(0,10)'
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from lore_torchrl.configs import register_configs
+from lore_torchrl.experiments.study import run_study
+
+register_configs()
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="study")
+def main(config: DictConfig) -> None:
+    """Run what is open, then report."""
+    script = Path(__file__).resolve().parent / "train.py"
+    errors, page = run_study(OmegaConf.to_object(config), script=script)
+    if page is not None:
+        print(f"report {page}")
+    if errors:
+        raise SystemExit("\n".join(errors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

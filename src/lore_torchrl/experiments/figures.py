@@ -1,0 +1,158 @@
+"""Figures over many runs: curves with intervals, profiles, calls against success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lore_torchrl.experiments.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    performance_profile,
+)
+from lore_torchrl.experiments.summary import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_OVER_TIME = (
+    ("eval/success", "held-out success, adviser off"),
+    ("calls_per_1000", "adviser calls per 1,000 steps"),
+    ("lore/kl", "KL(mix ‖ policy), nats"),
+    ("lore/entropy_wm", "policy entropy, nats"),
+)
+
+
+def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
+    """Draw a study's figures, each as PNG and PDF.
+
+    ``curves``: held-out success. ``over_time``: success, density of calls, KL and entropy.
+    ``calls``: calls and, where advice had a price, its cost, against the curve's mean height.
+    ``profile``: share of runs whose curve is higher than a threshold on average.
+
+    Args:
+        folder: Where they go.
+        study: The runs.
+
+    Returns:
+        The PNG of each figure by its name.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise ImportError("Figures need matplotlib: pip install 'lore-torchrl[train]'.") from err
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawings: dict[str, Callable[[Figure, Study], None]] = {
+        "curves": _curves,
+        "over_time": _over_time,
+        "calls": _calls,
+        "profile": _profile,
+    }
+    paths = {}
+    for name, draw in drawings.items():
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure, study)
+        paths[name] = folder / f"{name}.png"
+        for suffix in ("png", "pdf"):
+            # Without the date a figure of the same runs is the same file.
+            metadata = {"CreationDate": None} if suffix == "pdf" else None
+            figure.savefig(folder / f"{name}.{suffix}", dpi=130, metadata=metadata)
+    return paths
+
+
+def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
+    """Draw the interquartile mean over seeds of each method, with its interval."""
+    for number, method in enumerate(study.methods):
+        steps, values = study.curves(experiment, method, metric)
+        if len(steps):
+            middle = interquartile_mean(values.T)
+            bounds = np.array([bootstrap_interval(column, draws=2_000) for column in values.T])
+            axes.plot(steps, middle, color=f"C{number}", label=method, marker="o", markersize=2.5)
+            axes.fill_between(steps, *bounds.T, color=f"C{number}", alpha=0.18, linewidth=0)
+    axes.set_xlabel("environment steps")
+    axes.grid(alpha=0.3)
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    labels: dict[str, object] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    figure.legend(
+        labels.values(), labels, loc="outside lower center", ncols=min(4, max(1, len(labels)))
+    )
+
+
+def _curves(figure: Figure, study: Study) -> None:
+    figure.set_size_inches(4.6 * len(study.experiments), 3.9)
+    axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
+    for each, experiment in zip(axes, study.experiments, strict=True):
+        _band(each, study, experiment, "eval/success")
+        each.set(title=experiment, ylim=(-0.03, 1.03))
+    axes[0].set_ylabel("held-out success, adviser off")
+    _legend(figure, axes)
+
+
+def _over_time(figure: Figure, study: Study) -> None:
+    figure.set_size_inches(4.0 * len(_OVER_TIME), 3.2 * len(study.experiments) + 0.6)
+    grid = figure.subplots(len(study.experiments), len(_OVER_TIME), squeeze=False)
+    for line, experiment in zip(grid, study.experiments, strict=True):
+        for axes, (metric, title) in zip(line, _OVER_TIME, strict=True):
+            _band(axes, study, experiment, metric)
+            axes.set_title(f"{experiment}: {title}", fontsize=9)
+    _legend(figure, grid.flatten())
+
+
+def _calls(figure: Figure, study: Study) -> None:
+    priced = any((record.last("advice/cost") or 0.0) > 0 for record in study.records)
+    columns = ["advice/calls", "advice/cost"] if priced else ["advice/calls"]
+    figure.set_size_inches(5.0 * len(columns), 3.9)
+    axes = figure.subplots(1, len(columns), squeeze=False)[0]
+    markers = "osD^vP*X"
+    for each, metric in zip(axes, columns, strict=True):
+        for number, method in enumerate(study.methods):
+            for kind, experiment in enumerate(study.experiments):
+                runs = study.runs(experiment, method)
+                each.scatter(
+                    [record.last(metric) or 0.0 for record in runs],
+                    study.heights(experiment, method),
+                    color=f"C{number}",
+                    marker=markers[kind % len(markers)],
+                    label=method if not kind else None,
+                    alpha=0.8,
+                )
+        unit = "adviser calls in all" if metric == "advice/calls" else "cost of the advice in all"
+        each.set(xlabel=unit, ylabel="mean height of the curve", ylim=(-0.03, 1.03))
+        each.set_xscale("symlog")
+        each.grid(alpha=0.3)
+    _legend(figure, axes)
+
+
+def _profile(figure: Figure, study: Study) -> None:
+    figure.set_size_inches(5.0, 3.9)
+    axes = figure.subplots()
+    thresholds = np.linspace(0.0, 1.0, 101)
+    for number, method in enumerate(study.methods):
+        scores = [study.heights(name, method) for name in study.experiments]
+        scores = [task for task in scores if len(task)]
+        if scores:
+            share, low, high = performance_profile(scores, thresholds)
+            axes.step(thresholds, share, where="post", color=f"C{number}", label=method)
+            axes.fill_between(
+                thresholds, low, high, step="post", color=f"C{number}", alpha=0.18, linewidth=0
+            )
+    axes.set(
+        xlabel="mean height of the curve, τ", ylabel="share of runs above τ", ylim=(-0.03, 1.03)
+    )
+    axes.grid(alpha=0.3)
+    _legend(figure, [axes])

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+# Takes the place of the training script: writes what it was told, or fails if told so.
+SCRIPT = """
+import json, os, sys
+given = dict(word.split("=", 1) for word in sys.argv[1:])
+if given.get("fail") == given["seed"]:
+    sys.exit("told to fail")
+os.makedirs(given["output_dir"], exist_ok=True)
+with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
+    value = float(given.get("value", 0)) + int(given["seed"]) / 10
+    for step in (100, 200):
+        file.write(json.dumps({"step": step, "eval/success": value * step / 200}) + "\\n")
+    row = {"step": 200, "advice/calls": 7, "threads": os.environ["OMP_NUM_THREADS"]}
+    file.write(json.dumps(row) + "\\n")
+"""
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path

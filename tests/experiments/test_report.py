@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lore_torchrl.configs import StudyConfig
+from lore_torchrl.experiments import (
+    Record,
+    Study,
+    read_csv,
+    read_folder,
+    read_wandb,
+    run_study,
+    write_csv,
+    write_report,
+)
+from lore_torchrl.experiments.summary import sources
+
+
+def record(experiment="e", method="m", seed=0, success=(0.0, 1.0), calls=None):
+    rows = [{"step": 100 * (n + 1), "eval/success": v} for n, v in enumerate(success)]
+    if calls is not None:
+        rows += [{"step": 100 * (n + 1), "advice/calls": v} for n, v in enumerate(calls)]
+    return Record(experiment, method, seed, rows, seconds=12.0)
+
+
+def study():
+    return Study(
+        [
+            record(method="ours", success=(0.5, 1.0), calls=(30, 40)),
+            record(method="ours", seed=1, success=(0.7, 1.0), calls=(30, 30)),
+            record(method="stock", success=(0.1, 0.2)),
+            record(method="stock", seed=1, success=(0.1, 0.4)),
+        ],
+        baseline="stock",
+    )
+
+
+def test_the_tables():
+    success, heights = study().tables()
+    assert success.header == ("method", "seeds", "100 steps", "200 steps", "calls")
+    assert success.rows[0] == ("ours", "2", "0.60 [0.50, 0.70]", "1.00 [1.00, 1.00]", "30-40")
+    assert success.rows[1] == ("stock", "2", "0.10 [0.10, 0.10]", "0.30 [0.20, 0.40]", "0")
+    # From step 0 on as high as at the first evaluation: (0.5 + 0.75) / 2 for the first seed.
+    assert heights.rows[0][:3] == ("ours", "0.70", "0.62, 0.78")
+    assert heights.rows[0][4] == "1.00 [1.00, 1.00]" and heights.rows[1][3].startswith("1.00 ")
+
+
+def test_every_nth_evaluation_is_counted_from_the_last():
+    many = Study([record(success=(0.0, 0.1, 0.2, 0.3, 0.4))])
+    assert many.tables(every=2)[0].header[2:-1] == ("100 steps", "300 steps", "500 steps")
+
+
+def test_several_experiments_are_compared_together():
+    both = Study(
+        [
+            *study().records,
+            record("f", "ours", success=(0.0, 0.0)),
+            record("f", "stock", success=(0.0, 0.0)),
+        ],
+        baseline="stock",
+    )
+    together = both.tables()[-1]
+    assert "together" in together.title
+    # Better on one experiment, equal on the other.
+    assert together.rows[0][2].startswith("0.75 ")
+
+
+def test_the_density_of_calls():
+    steps, density = study().curves("e", "ours", "calls_per_1000")
+    assert steps.tolist() == [100, 200] and density.tolist() == [[300, 100], [300, 0]]
+
+
+def test_only_steps_that_all_seeds_logged_are_compared():
+    uneven = Study([record(success=(0.1, 0.2, 0.3)), record(seed=1, success=(0.1, 0.2))])
+    assert uneven.curves("e", "m", "eval/success")[0].tolist() == [100, 200]
+
+
+def test_sources_are_shares_of_all_steps():
+    names = ("cache_hits", "cache_near_hits", "cache_misses", "calls")
+    rows = [{"step": 1, **{f"advice/{n}": v for n, v in zip(names, (50, 30, 20, 25), strict=True)}}]
+    found = sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 4.0}]))
+    np.testing.assert_allclose(found, [0.5, 0.25, 0.04, 0.25, 0.0], atol=0.05)
+    assert sources(record()) is None
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
+    page = write_report(tmp_path, study(), title="A <study>", command=["python", "x y"])
+    text = page.read_text()
+    assert "A &lt;study&gt;" in text and "0.60 [0.50, 0.70]" in text
+    assert text.count("data:image/png;base64,") == 4
+    assert not re.search(r"(src|href)=\"(?!data:)", text)
+    for name in ("curves", "over_time", "calls", "profile"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 3_000
+        assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    tables = (tmp_path / "tables.md").read_text()
+    assert "Command: `python 'x y'`" in tables and "| ours | 2 |" in tables
+
+
+def test_curves_survive_the_csv(tmp_path):
+    write_csv(tmp_path / "curves.csv", study().records)
+    again = read_csv(tmp_path / "curves.csv")
+    assert Study(again, "stock").tables() == study().tables()
+    assert again[0].seconds == 12.0
+
+
+def test_a_baseline_that_did_not_run_is_refused():
+    with pytest.raises(ValueError, match="Name one of them"):
+        Study([record()], baseline="stock")
+    with pytest.raises(ValueError, match="finished run"):
+        Study([])
+
+
+def test_a_folder_without_finished_runs_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"study\.py"):
+        read_folder(tmp_path)
+
+
+def wandb_run(group, seed, state="finished"):
+    history = [
+        {"_step": 100, "eval/success": 0.5, "_timestamp": 1.0},
+        {"_step": 100, "advice/calls": 3},
+        {"_step": 200, "eval/success": 0.75, "note": "text"},
+    ]
+    return SimpleNamespace(
+        group=group,
+        state=state,
+        config={"seed": seed},
+        summary={"_runtime": 60.0},
+        scan_history=lambda: iter(history),
+    )
+
+
+def test_runs_come_from_wandb_by_their_group():
+    found = [
+        wandb_run("doorkey5x5: LoRe", 1),
+        wandb_run("doorkey5x5: LoRe", 0),
+        wandb_run("doorkey5x5: LoRe", 2, state="crashed"),
+        wandb_run(None, 3),
+    ]
+    records = read_wandb("someone/project", lambda project: found)
+    assert [(r.experiment, r.method, r.seed) for r in records] == [
+        ("doorkey5x5", "LoRe", 0),
+        ("doorkey5x5", "LoRe", 1),
+    ]
+    assert records[0].rows == [
+        {"step": 100, "eval/success": 0.5, "advice/calls": 3},
+        {"step": 200, "eval/success": 0.75},
+    ]
+    with pytest.raises(ValueError, match="group"):
+        read_wandb("someone/project", lambda project: [wandb_run(None, 0)])
+
+
+def test_a_study_runs_reports_and_goes_on(tmp_path, script):
+    methods = {"ours": ["value=0.5"], "stock": ["value=0.1", "fail=1"]}
+    config = StudyConfig(methods=methods, seeds=2, output=str(tmp_path / "out"))
+    errors, page = run_study(config, script=script)
+    assert len(errors) == 1 and "stock, seed 1" in errors[0]
+    assert "| ours | 2 |" in (page.parent / "tables.md").read_text()
+    again = StudyConfig(
+        methods=methods | {"stock": ["value=0.1"]},
+        retry=True,
+        seeds=2,
+        output=str(tmp_path / "out"),
+    )
+    errors, page = run_study(again, script=script)
+    assert not errors and "| stock | 2 |" in (page.parent / "tables.md").read_text()
+
+
+def test_one_cell_is_one_run(tmp_path, script):
+    out = tmp_path / "out"
+    config = StudyConfig(methods={"a": [], "stock": []}, seeds=2, cell=3, output=str(out))
+    assert run_study(config, script=script) == ([], None)
+    assert [(r.method, r.seed) for r in read_folder(out)] == [("stock", 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"methods": {}}, "methods="),
+        ({"experiments": []}, "experiments="),
+        ({"baseline": "A"}, "baseline='A'"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"cell": 10}, "0 to 4"),
+    ],
+)
+def test_impossible_studies_say_what_is_wrong(settings, message):
+    with pytest.raises(ValueError, match="impossible") as error:
+        StudyConfig(**{"methods": {"stock": []}} | settings)
+    assert message in str(error.value)
