@@ -22,6 +22,7 @@ from lore_torchrl.configs.advisors import (
 from lore_torchrl.configs.calls import CallsConfig
 from lore_torchrl.configs.chat import ChatAdvisorConfig
 from lore_torchrl.configs.check import check
+from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.configs.study import StudyConfig
 from lore_torchrl.configs.trust import (
     BanditConfig,
@@ -278,6 +279,7 @@ class TrainConfig:
     dreamer: DreamerConfig = field(default_factory=DreamerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
 
     def __post_init__(self) -> None:
         check(self.total_steps >= 1, "total_steps", self.total_steps, "it must be positive")
@@ -343,3 +345,4 @@ def register_configs() -> None:
     store.store(group="lore", name="schema", node=LoReConfig)
     store.store(group="dreamer", name="schema", node=DreamerConfig)
     store.store(group="logger", name="schema", node=LoggerConfig)
+    store.store(group="health", name="schema", node=HealthConfig)

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
+from torchrl._utils import logger as torchrl_logger
 from torchrl.data import ReplayBufferEnsemble
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3UpdateRatio
 from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl.advisors.base import Advice
+from lore_torchrl.control import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
 from lore_torchrl.replay import LateAdvice
@@ -152,6 +154,12 @@ class MetricsHook(TrainerHookBase):
         gauges: Functions to scalars that are read when a row is written.
         bar: Function to what the progress bar shows beside success and KL; read at every
             batch. Default: nothing.
+        health: Looks at each row before it is written. Default: ``None``.
+        finite: Returns whether the learner is; where it is not, a row is written at once.
+            Read after each round of updates. Default: ``None``.
+        stop: Names of the checks that end the run: ``nonfinite`` by raising
+            ``FloatingPointError`` without another checkpoint, the others with one.
+            Default: none.
         updates: Returns the number of learner updates so far.
     """
 
@@ -165,7 +173,14 @@ class MetricsHook(TrainerHookBase):
         batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, float]]] = (),
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
         bar: Callable[[], Mapping[str, Any]] = dict,
+        health: HealthMonitor | None = None,
+        finite: Callable[[], bool] | None = None,
+        stop: Sequence[str] = (),
     ):
+        self.health = health
+        self.finite = finite
+        self._urgent = False
+        self.stop = tuple(stop)
         self.logger = logger
         self.interval = interval
         self.bar = bar
@@ -223,11 +238,12 @@ class MetricsHook(TrainerHookBase):
             name = key.removeprefix("loss_")
             group = "loss" if name != key else "learner"
             self._window[f"{group}/{name}"].append(value)
+        self._urgent = self.finite is not None and not self.finite()
 
     def write(self) -> None:
-        """Write a row if the interval has passed."""
+        """Write a row if the interval has passed, or there is no going on."""
         step = self._trainer.collected_frames
-        if step < self._next and step < self._trainer.total_frames:
+        if step < self._next and step < self._trainer.total_frames and not self._urgent:
             return
         self._next = (step // self.interval + 1) * self.interval
         row = {}
@@ -243,15 +259,30 @@ class MetricsHook(TrainerHookBase):
         row["time/elapsed_s"] = elapsed
         row["time/steps_per_s"] = (step - last_step) / max(elapsed - last_time, 1e-9)
         self._window_start = (step, elapsed)
+        findings = []
+        if self.health is not None:
+            metrics, findings = self.health.observe(step, row)
+            row |= metrics
         self.logger.log(step, row)
         self._window.clear()
+        for finding in findings:
+            torchrl_logger.warning(f"Step {step:,}, {finding.check}: {finding.message}")
+            if finding.check not in self.stop:
+                continue
+            if finding.check == "nonfinite":
+                # Another checkpoint would take the place of a good one.
+                raise FloatingPointError(f"Step {step:,}: {finding.message}")
+            self._trainer.request_stop(f"health.stop names {finding.check}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next row is due and the time spent so far."""
-        return {"next": self._next, "elapsed": self.elapsed, "start": list(self._window_start)}
+        """Return where the next row is due, the time spent so far, what health has seen."""
+        state = {"next": self._next, "elapsed": self.elapsed, "start": list(self._window_start)}
+        return state if self.health is None else {**state, "health": self.health.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the due step and the time spent."""
+        """Restore the due step, the time spent and what health has seen."""
+        if self.health is not None and "health" in state_dict:
+            self.health.load_state_dict(state_dict["health"])
         self._next = state_dict["next"]
         self._elapsed = state_dict["elapsed"]
         self._window_start = tuple(state_dict["start"])

@@ -26,7 +26,7 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.control import EpisodeShare
+from lore_torchrl.control import EpisodeShare, HealthMonitor
 from lore_torchrl.dreamer.advice import (
     advice_gauge,
     announce,
@@ -288,6 +288,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
         ]
+    health = None
+    if c.health.enabled:
+        health = _build_health(c, steps, agent.num_actions)
+        gauges.append(partial(_count_nonfinite, learner.loss))
     metrics = MetricsHook(
         logger,
         interval=c.logger.interval,
@@ -296,6 +300,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         batch_metrics=(policy_metrics, summarize_skills),
         gauges=gauges,
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
+        health=health,
+        finite=None if health is None else partial(_is_finite, learner.loss),
+        stop=c.health.stop,
     )
     replay_hook.register(trainer)
     if late is not None:
@@ -319,6 +326,30 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
         "lore/delta": loss.current_delta().item(),
         "lore/temperature": loss.mixer.temperature.temperature.item(),
     }
+
+
+def _build_health(c: TrainConfig, steps: int, num_actions: int) -> HealthMonitor:
+    settings = asdict(c.health)
+    for name in ("enabled", "stop"):
+        del settings[name]
+    loss = c.lore.loss
+    return HealthMonitor(
+        num_actions=num_actions,
+        total_steps=steps,
+        beta_max=c.lore.gate.beta_max if c.lore.enabled else 0.0,
+        multiplier_max=loss.multiplier_max if c.lore.enabled and loss.multiplier_lr else 0.0,
+        **settings,
+    )
+
+
+def _count_nonfinite(module: torch.nn.Module) -> dict[str, float]:
+    counts = [(~value.isfinite()).sum() for value in module.parameters()]
+    return {"health/nonfinite_parameters": torch.stack(counts).sum().item()}
+
+
+def _is_finite(module: torch.nn.Module) -> bool:
+    # One number for all parameters; fused, unlike a look at each.
+    return bool(torch.nn.utils.get_total_norm(module.parameters()).isfinite())
 
 
 def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
@@ -381,6 +412,9 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Keyword Args:
         advisor: Adviser to use instead of ``config.advisor``.
+
+    Raises:
+        FloatingPointError: If the agent's parameters are no longer finite.
     """
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -390,6 +424,14 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
         with _stop_on_signal(run.trainer):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
+    except RuntimeError as error:
+        # Within a round of updates it shows first as a distribution that cannot be drawn from.
+        if _is_finite(run.learner.loss):
+            raise
+        raise FloatingPointError(
+            "The agent's parameters are no longer finite: resume an earlier checkpoint of "
+            f"{output} with a lower dreamer.lr."
+        ) from error
     finally:
         run.close()
     if config.logger.figures:

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from lore_torchrl.control import HealthMonitor
+
+# For each check: its settings, a row that is well, and one that is not.
+CASES = {
+    "entropy_collapse": (
+        {},
+        {"lore/entropy_wm": 0.05, "train/success": 0.9},
+        {"lore/entropy_wm": 0.05, "train/success": 0.1},
+    ),
+    "kl_over_delta": (
+        {"multiplier_max": 0.1},
+        {"learner/lore_kl": 0.9, "lore/delta": 0.1, "lore/lambda": 0.05},
+        {"learner/lore_kl": 0.9, "lore/delta": 0.1, "lore/lambda": 0.1},
+    ),
+    "beta_saturated": (
+        {"beta_max": 2.0},
+        {"lore/beta_mean": 1.0, "lore/beta_std": 0.0, "time/updates": 9.0},
+        {"lore/beta_mean": 1.99, "lore/beta_std": 0.0, "time/updates": 9.0},
+    ),
+    "model_error": ({}, {"loss/model_reco": 8.0}, {"loss/model_reco": 25.0}),
+    "value_overconfidence": (
+        {},
+        {"learner/return_high": 0.4, "train/return": 0.0},
+        {"learner/return_high": 0.6, "train/return": 0.0},
+    ),
+    "no_reward": ({"no_reward_steps": 300}, {"train/return": 0.5}, {"train/return": 0.0}),
+    "invalid_answers": ({}, None, None),
+    "budget_burn": (
+        {"budget_burn_share": 0.5},
+        {"advice/calls": 9.0, "advice/budget_left": 1.0},
+        {"advice/calls": 10.0, "advice/budget_left": 0.0},
+    ),
+    "nonfinite": ({}, {"loss/actor": 1.0}, {"loss/actor": math.nan}),
+}
+AT_ONCE = {"budget_burn", "nonfinite"}
+
+
+def monitor(**settings) -> HealthMonitor:
+    return HealthMonitor(num_actions=7, total_steps=10_000, **settings)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[1]])
+def test_each_check_trips_on_what_it_is_named_for_and_only_after_patience(name):
+    settings, well, ill = CASES[name]
+    watch = monitor(**settings)
+    step, found = 0, []
+    for _ in range(6):
+        step += 100
+        metrics, findings = watch.observe(step, well)
+        found += findings
+    assert metrics[f"health/{name}"] == 0.0 and not found
+    for count in range(1, 6):
+        step += 100
+        metrics, findings = watch.observe(step, ill)
+        needed = 1 if name in AT_ONCE else 3 if name == "no_reward" else 4
+        assert metrics[f"health/{name}"] == float(count >= needed)
+        assert [finding.check for finding in findings] == [name] * (count == needed)
+        found += findings
+    assert len(found) == 1 and len(found[0].message) > 40
+    if name != "budget_burn":  # what is spent stays spent
+        assert watch.observe(step + 100, well)[0][f"health/{name}"] == 0.0
+
+
+def test_invalid_answers_are_counted_since_the_row_before():
+    watch = monitor(patience=2)
+    rows = [(10, 0), (14, 4), (20, 5), (30, 9), (40, 9)]
+    values = [
+        watch.observe(100 * n, {"advice/calls": calls, "advice/failed": failed})[0].get(
+            "health/invalid_answers"
+        )
+        for n, (calls, failed) in enumerate(map(lambda row: tuple(map(float, row)), rows))
+    ]
+    # Of 10 none; 4 calls are too few to tell; of 10 half; of 10 four; of 10 none.
+    assert values == [0.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_calls_that_last_until_late_are_no_burning():
+    watch = monitor(budget_burn_share=0.02)
+    watch.observe(500, {"advice/calls": 9.0, "advice/budget_left": 1.0})
+    metrics, _ = watch.observe(5_000, {"advice/calls": 10.0, "advice/budget_left": 0.0})
+    assert metrics["health/budget_burn"] == 0.0
+
+
+def test_parameters_that_are_not_finite_are_found_too():
+    metrics, findings = monitor().observe(100, {"health/nonfinite_parameters": 3.0})
+    assert metrics["health/nonfinite"] == 1.0 and "3 parameters" in findings[0].message
+
+
+def test_a_row_without_metrics_trips_nothing_and_mends_nothing():
+    watch = monitor(patience=1)
+    watch.observe(100, CASES["entropy_collapse"][2])
+    assert watch.observe(200, {})[0]["health/entropy_collapse"] == 1.0
+
+
+def test_every_check_can_be_switched_off():
+    off = dict.fromkeys(
+        (
+            "entropy_share",
+            "kl_factor",
+            "beta_share",
+            "model_error_factor",
+            "value_margin",
+            "no_reward_steps",
+            "invalid_share",
+            "budget_burn_share",
+        )
+    )
+    watch = monitor(nonfinite=False, patience=1, **off)
+    ill = {}
+    for case in CASES.values():
+        ill |= case[2] or {}
+    assert watch.observe(9_000, ill) == ({}, [])
+
+
+def test_what_was_seen_survives_a_checkpoint():
+    one, other = monitor(), monitor()
+    for step in (100, 200, 300):
+        one.observe(step, CASES["model_error"][1] | CASES["entropy_collapse"][2])
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    ill = CASES["model_error"][2] | CASES["entropy_collapse"][2]
+    assert other.observe(400, ill) == one.observe(400, ill)
+    assert other.state_dict() == one.state_dict()

@@ -1,0 +1,85 @@
+"""docs/metrics.md gives every metric that a run logs one line, and none that no run can log."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests" / "dreamer"))
+
+from tiny_run import planner, tiny_config  # noqa: E402
+
+from lore_torchrl.configs import CallsConfig, LoggerConfig, LoReConfig  # noqa: E402
+from lore_torchrl.dreamer.run import train  # noqa: E402
+
+
+def documented() -> list[tuple[list[str], str, str]]:
+    """Names, unit and place of each line of the page's table."""
+    lines = []
+    for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            assert len(cells) == 4, f"four columns, please: {line}"
+            lines.append((re.findall(r"`([^`]+)`", cells[0]), cells[1], cells[3]))
+    return lines
+
+
+def pattern(name: str) -> str:
+    return re.sub(
+        r"\\\*|<\w+>", r"[\\w.]+", re.escape(name).replace(r"\<", "<").replace(r"\>", ">")
+    )
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory) -> set[str]:
+    """What a run logs with every part that logs something of its own."""
+    lore = LoReConfig(
+        calls=CallsConfig(
+            mode="async",
+            budget=200,
+            rate_calls=50,
+            cooldown=1,
+            backoff_episodes=2,
+            failure_pause=2,
+        )
+    )
+    quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
+    folder = tmp_path_factory.mktemp("run")
+    return set(train(tiny_config(folder, lore=lore, logger=quiet), advisor=planner())) - {"step"}
+
+
+def test_every_metric_that_a_run_logs_stands_on_the_page(logged):
+    known = [pattern(name) for names, _, _ in documented() for name in names]
+    unknown = [name for name in sorted(logged) if not any(re.fullmatch(p, name) for p in known)]
+    assert len(logged) > 60 and not unknown
+
+
+def test_a_metric_stands_on_one_line_only(logged):
+    lines = [[pattern(name) for name in names] for names, _, _ in documented()]
+    for name in logged:
+        exact = [names for names, _, _ in documented() if name in names]
+        found = [line for line in lines if any(re.fullmatch(p, name) for p in line)]
+        assert len(exact) <= 1 and (len(found) == 1 or len(exact) == 1), name
+
+
+def test_the_page_promises_nothing_that_is_never_logged(logged):
+    missing = [
+        name
+        for names, _, _ in documented()
+        for name in names
+        if not any(re.fullmatch(pattern(name), found) for found in logged)
+    ]
+    # These need a failing adviser, or what this run happens not to see.
+    rare = {"advice/error_<kind>"}
+    assert {name for name in missing if not name.startswith(("skill/distance", "learner/"))} <= rare
+
+
+def test_every_line_names_its_unit_and_a_place_in_the_code():
+    for names, unit, place in documented():
+        assert unit, names
+        for path in re.findall(r"`([\w./]+)`", place):
+            assert list((ROOT / "src" / "lore_torchrl").glob(f"{path.rstrip('/')}*")), (names, path)
