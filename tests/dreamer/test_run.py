@@ -15,8 +15,12 @@ from tiny_run import OFF, planner, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import CallsConfig, EpsilonConfig, GateConfig, LoggerConfig, LoReConfig
+from lore_torchrl.configs.health import HealthConfig
+from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
+
+QUIET = HealthConfig(enabled=False)
 
 
 def weights(run) -> dict[str, torch.Tensor]:
@@ -193,15 +197,54 @@ def test_options_together(tmp_path):
     assert list((tmp_path / "run" / "csv").rglob("*.csv"))
 
 
-def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
+def test_wandb_offline_gets_the_whole_run_without_an_account(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
-    logger = LoggerConfig(
-        backends=["wandb"], mode="offline", interval=64, progress_bar=False, figures=False
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    logger = LoggerConfig(backends=["wandb"], mode="offline", interval=64, progress_bar=False)
+    config = tiny_config(
+        tmp_path / "run", total_steps=128, logger=logger, checkpoint_interval=64, health=QUIET
     )
-    run_through(tiny_config(tmp_path / "run", total_steps=128, logger=logger))
-    assert list((tmp_path / "run").rglob("*.wandb"))
+    train(config, advisor=planner())
+    run = tmp_path / "run" / "wandb"
+    assert list(run.rglob("*.wandb"))
+    media = {
+        path.parent.name for path in run.rglob("*") if path.is_file() and "media" in path.parts
+    }
+    assert "figures" in media, "figures as images"
+    (table,) = run.rglob("advice*.table.json")
+    written = json.loads(table.read_text())
+    assert {"observation", "prior", "mix", "action"} <= set(written["columns"])
+    assert len(written["data"]) == len(read_advice(tmp_path / "run"))
+    assert list((tmp_path / "staging").rglob("*")), "the checkpoint waits to be uploaded"
+
+
+def test_every_fresh_answer_has_a_line_that_tells_what_came_of_it(tmp_path):
+    run, _ = run_through(tiny_config(tmp_path / "run"))
+    lines = read_advice(tmp_path / "run")
+    # An answer for a terminal or a last observation is bought for no step.
+    calls = run.service.counters.calls
+    assert 0.8 * calls <= len(lines) <= calls
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    for line in lines:
+        assert tuple(line) == COLUMNS
+        assert line["observation"].startswith("Mission: ") and line["prompt"] is None
+        for name in ("prior", "policy", "mix"):
+            assert sum(line[name].values()) == pytest.approx(1.0, abs=1e-3)
+        assert line["action"] in line["mix"] and line["confidence"] == 1.0
+
+
+def test_a_resumed_run_goes_on_with_its_lines(tmp_path):
+    first = tiny_config(tmp_path / "run", total_steps=128, checkpoint_interval=64)
+    run_through(first)
+    before = read_advice(tmp_path / "run")
+    again = replace(first, total_steps=256, resume=str(tmp_path / "run"))
+    run_through(again)
+    lines = read_advice(tmp_path / "run")
+    assert lines[: len(before)] == before
+    assert len({line["advice_id"] for line in lines}) == len(lines)
 
 
 def test_figures_are_drawn(tmp_path):

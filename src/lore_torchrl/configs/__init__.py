@@ -228,8 +228,11 @@ class LoggerConfig:
     mode: str | None = None
     progress_bar: bool = True
     figures: bool = True
+    advice_rows: int = 2_000
 
     def __post_init__(self) -> None:
+        rows = self.advice_rows
+        check(rows >= 0, "logger.advice_rows", rows, "it must not be negative; 0 keeps none")
         known = {"csv", "wandb", "tensorboard"}
         check(
             set(self.backends) <= known,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,55 @@ class RunLogger:
             for name, value in values.items():
                 backend.log_scalar(name, value, step=step)
 
+    def publish(
+        self,
+        summary: Mapping[str, float],
+        *,
+        figures: Sequence[Path] = (),
+        advice: Sequence[Mapping[str, Any]] = (),
+        checkpoint: Path | None = None,
+    ) -> None:
+        """Give the backends that take more than numbers what there is at the end.
+
+        W&B gets the summary, the figures, the table ``advice``, and the checkpoint as an
+        artifact of type ``model``.
+
+        Args:
+            summary: Last value of each metric.
+
+        Keyword Args:
+            figures: PNG files. Default: none.
+            advice: Lines as of :func:`~lore_torchrl.dreamer.advice_log.read_advice`.
+                Default: none.
+            checkpoint: Folder of the last checkpoint. Default: none.
+        """
+        for backend in self.backends:
+            if type(backend).__name__ != "WandbLogger":
+                continue
+            import wandb
+
+            run = backend.experiment
+            run.summary.update(dict(summary))
+            for path in figures:
+                run.log({f"figures/{path.stem}": wandb.Image(str(path))})
+            if advice:
+                columns = list(advice[0])
+                rows = [[_plain(line[name]) for name in columns] for line in advice]
+                run.log({"advice": wandb.Table(columns=columns, data=rows)})
+            if checkpoint is not None:
+                artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model")
+                artifact.add_dir(str(checkpoint))
+                run.log_artifact(artifact)
+
     def close(self) -> None:
         """Flush and close every backend."""
         for backend in self.backends:
             backend.close()
+
+
+def _plain(value: Any) -> Any:
+    """Return a distribution as text: a table's column holds one type."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

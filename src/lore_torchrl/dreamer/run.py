@@ -26,7 +26,7 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.control import EpisodeShare, HealthMonitor
+from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.advice import (
     advice_gauge,
     announce,
@@ -35,10 +35,12 @@ from lore_torchrl.dreamer.advice import (
     close_service,
     drain_before_saving,
 )
+from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
+from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
 from lore_torchrl.dreamer.learner import (
     Learner,
@@ -288,10 +290,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
         ]
-    health = None
-    if c.health.enabled:
-        health = _build_health(c, steps, agent.num_actions)
-        gauges.append(partial(_count_nonfinite, learner.loss))
+    health = build_health(c, steps, agent.num_actions)
+    if health is not None:
+        gauges.append(partial(count_nonfinite, learner.loss))
     metrics = MetricsHook(
         logger,
         interval=c.logger.interval,
@@ -301,9 +302,18 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         gauges=gauges,
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
         health=health,
-        finite=None if health is None else partial(_is_finite, learner.loss),
+        finite=None if health is None else partial(is_finite, learner.loss),
         stop=c.health.stop,
     )
+    if service is not None and c.logger.advice_rows:
+        advice_log = AdviceLog(
+            output / "advice.jsonl",
+            service,
+            MiniGridDescriber.actions,
+            limit=c.logger.advice_rows,
+            resume_step=resume_step,
+        )
+        trainer.register_op("batch_process", advice_log)
     replay_hook.register(trainer)
     if late is not None:
         drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)
@@ -326,30 +336,6 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
         "lore/delta": loss.current_delta().item(),
         "lore/temperature": loss.mixer.temperature.temperature.item(),
     }
-
-
-def _build_health(c: TrainConfig, steps: int, num_actions: int) -> HealthMonitor:
-    settings = asdict(c.health)
-    for name in ("enabled", "stop"):
-        del settings[name]
-    loss = c.lore.loss
-    return HealthMonitor(
-        num_actions=num_actions,
-        total_steps=steps,
-        beta_max=c.lore.gate.beta_max if c.lore.enabled else 0.0,
-        multiplier_max=loss.multiplier_max if c.lore.enabled and loss.multiplier_lr else 0.0,
-        **settings,
-    )
-
-
-def _count_nonfinite(module: torch.nn.Module) -> dict[str, float]:
-    counts = [(~value.isfinite()).sum() for value in module.parameters()]
-    return {"health/nonfinite_parameters": torch.stack(counts).sum().item()}
-
-
-def _is_finite(module: torch.nn.Module) -> bool:
-    # One number for all parameters; fused, unlike a look at each.
-    return bool(torch.nn.utils.get_total_norm(module.parameters()).isfinite())
 
 
 def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
@@ -426,18 +412,28 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
                 run.trainer.train()
     except RuntimeError as error:
         # Within a round of updates it shows first as a distribution that cannot be drawn from.
-        if _is_finite(run.learner.loss):
+        if is_finite(run.learner.loss):
             raise
         raise FloatingPointError(
             "The agent's parameters are no longer finite: resume an earlier checkpoint of "
             f"{output} with a lower dreamer.lr."
         ) from error
+    else:
+        summary = _publish(run, output)
     finally:
         run.close()
-    if config.logger.figures:
-        for path in save_figures(output):
-            torchrl_logger.info(f"Wrote {path}")
+    return summary
+
+
+def _publish(run: Run, output: Path) -> dict[str, float]:
+    """Draw the figures and hand the loggers what a run leaves behind; return its summary."""
+    figures = save_figures(output) if run.config.logger.figures else []
+    for path in figures:
+        torchrl_logger.info(f"Wrote {path}")
     summary: dict[str, float] = {}
     for row in read_metrics(output):
         summary |= row
+    folder = output / "checkpoints"
+    checkpoint = CheckpointRotation(folder, keep_last=1).latest() if folder.is_dir() else None
+    run.logger.publish(summary, figures=figures, advice=read_advice(output), checkpoint=checkpoint)
     return summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from lore_torchrl.service.store import StoreError
 
 # A situation without neighbours.
 _NOWHERE = Near()
+_MAX_QUESTIONS = 256
 
 
 class AdviceService:
@@ -114,6 +115,7 @@ class AdviceService:
         self.max_in_flight = max_in_flight
         self.counters = CallCounters()
         self._last_id = 0
+        self._questions: OrderedDict[int, AdviceRequest] = OrderedDict()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -149,6 +151,11 @@ class AdviceService:
         return max(0, self.max_in_flight - len(self._desk.flight))
 
     # ---- what is known ----
+
+    def question(self, advice_id: int) -> AdviceRequest | None:
+        """Return one of the last 256 questions by its number, ``None`` if it is older."""
+        with self._desk.lock:
+            return self._questions.get(advice_id)
 
     def lookup(self, key: str) -> Advice | None:
         """Return the cached advice for ``key`` or ``None``, and count the hit or miss."""
@@ -310,6 +317,9 @@ class AdviceService:
                 near = near._replace(coarse=self._prefixed(near.coarse))
                 key = self._prefixed(request.cache_key)
                 calls.append(Call(self._last_id, request, key, near))
+                self._questions[self._last_id] = request
+                if len(self._questions) > _MAX_QUESTIONS:
+                    self._questions.popitem(last=False)
         return calls
 
     def _record(self, kind: str, message: str, count: int) -> None:

@@ -1,0 +1,121 @@
+"""What was asked and what came of it, for people to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from lore_torchrl import keys
+from lore_torchrl.service import AdviceService
+
+#: Columns of the table, and entries of each line.
+COLUMNS = (
+    "step",
+    "environment",
+    "advice_id",
+    "observation",
+    "prompt",
+    "prior",
+    "confidence",
+    "policy",
+    "mix",
+    "beta",
+    "action",
+)
+
+
+class AdviceLog:
+    """Write a line of JSON for each answer at the step that it was bought for.
+
+    ``prior``, ``policy`` and ``mix`` are probabilities by the action's name. Late answers, in
+    async mode, come after their step and have no line.
+
+    Args:
+        path: The file.
+        service: Where the questions are remembered.
+        actions: Names of the actions.
+
+    Keyword Args:
+        limit: Lines in all. Default: ``2_000``.
+        resume_step: Keep the lines of the file up to this step, and go on; ``None`` begins
+            anew. Default: ``None``.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        service: AdviceService,
+        actions: Sequence[str],
+        *,
+        limit: int = 2_000,
+        resume_step: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.service = service
+        self.actions = tuple(actions)
+        kept: list[str] = []
+        if resume_step is not None and self.path.exists():
+            lines = self.path.read_text().splitlines()
+            kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("".join(f"{line}\n" for line in kept))
+        self._left = limit - len(kept)
+        self._step = resume_step or 0
+
+    def __call__(self, batch: TensorDictBase) -> None:
+        """Take note of a collector batch ``[E, T]``."""
+        fresh = (batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)).squeeze(-1).cpu()
+        lines = []
+        for env, time in fresh.nonzero().tolist()[: self._left]:
+            row = batch[env, time]
+            step = self._step + time * fresh.shape[0] + env + 1
+            lines.append(json.dumps(self._line(row, step, env)) + "\n")
+        self._left -= len(lines)
+        self._step += fresh.numel()
+        if lines:
+            with self.path.open("a") as file:
+                file.writelines(sorted(lines, key=lambda line: json.loads(line)["step"]))
+
+    def _line(self, row: TensorDictBase, step: int, env: int) -> dict[str, Any]:
+        advice_id = int(row.get(keys.ADVICE_ID))
+        request = self.service.question(advice_id)
+        advisor = self.service.advisor
+        advisor = getattr(advisor, "advisor", advisor)  # of a recording
+        prompt = getattr(advisor, "prompt", None)
+        written = str(prompt(request)) if callable(prompt) and request is not None else None
+        return {
+            "step": step,
+            "environment": env,
+            "advice_id": advice_id,
+            "observation": None if request is None else request.description,
+            "prompt": written,
+            "prior": self._probs(row.get(keys.PRIOR_LOGITS)),
+            "confidence": round(float(row.get(keys.CONFIDENCE)), 4),
+            "policy": self._probs(row.get("logits")),
+            "mix": self._probs(row.get(keys.MIX_LOGITS)),
+            "beta": round(float(row.get(keys.BETA)), 4),
+            "action": self.actions[int(row.get("action").argmax(-1))],
+        }
+
+    def _probs(self, logits: torch.Tensor) -> dict[str, float]:
+        probs = torch.softmax(logits.detach().float().cpu(), -1).tolist()
+        return {name: round(p, 4) for name, p in zip(self.actions, probs, strict=True)}
+
+
+def read_advice(path: str | Path) -> list[dict[str, Any]]:
+    """Read the lines of a run's ``advice.jsonl``, none if there is no such file.
+
+    Args:
+        path: The file, or the run folder that holds it.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "advice.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
