@@ -20,14 +20,11 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.configs import (
@@ -39,7 +36,7 @@ from lore_torchrl.configs import (
     TrainConfig,
 )
 from lore_torchrl.dreamer.run import Run, build_run
-from lore_torchrl.experiments import bootstrap_interval
+from lore_torchrl.experiments import paired_ratios
 
 TARGET = 0.95
 ENDLESS = 1_000_000_000
@@ -113,21 +110,6 @@ def build(folder: Path, name: str, *, latency_s: float, envs: int, in_flight: in
     return Contestant(run, iter(run.collector))
 
 
-def summarise(speeds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Return the median speed of each and its ratio to ``none`` with an interval."""
-    results = {}
-    for name, values in speeds.items():
-        ratios = np.array(values) / np.array(speeds["none"])
-        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
-        results[name] = {
-            "steps_per_s": statistics.median(values),
-            "ratio": float(np.median(ratios)),
-            "ratio_low": low,
-            "ratio_high": high,
-        }
-    return results
-
-
 def main() -> None:
     """Measure, print a table and, with ``--json``, one line for machines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -162,14 +144,14 @@ def main() -> None:
         made = {name: c.run.service.stats() for name, c in contestants.items()}
         for contestant in contestants.values():
             contestant.run.close()
-    results = summarise(speeds)
+    results = paired_ratios(speeds, "none")
     print(f"{'':10s}{'steps/s':>9s}{'ratio':>8s}{'95% interval':>18s}{'calls':>8s}{'late':>7s}")
     for name, r in results.items():
         verdict = ""
         if name == "async":
             verdict = f"  >= {TARGET:.2f} {'met' if r['ratio'] >= TARGET else 'missed'}"
         print(
-            f"{name:10s}{r['steps_per_s']:9.0f}{r['ratio']:8.3f}"
+            f"{name:10s}{r['median']:9.0f}{r['ratio']:8.3f}"
             f"{r['ratio_low']:10.3f}-{r['ratio_high']:.3f}"
             f"{made[name]['calls']:9.0f}{made[name]['late']:7.0f}{verdict}"
         )

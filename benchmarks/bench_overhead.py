@@ -20,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
@@ -32,7 +31,7 @@ from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNet
 from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
-from lore_torchrl.experiments import bootstrap_interval
+from lore_torchrl.experiments import paired_ratios
 
 OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
 
@@ -136,17 +135,7 @@ def compare(
         if round_index:  # the first round warms up
             for name, values in spent.items():
                 times[name].append(1000 * statistics.median(values))
-    results = {}
-    for name, values in times.items():
-        ratios = np.array(values) / np.array(times["stock"])
-        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
-        results[name] = {
-            "ms": statistics.median(values),
-            "ratio": float(np.median(ratios)),
-            "ratio_low": low,
-            "ratio_high": high,
-        }
-    return results
+    return paired_ratios(times, "stock")
 
 
 def build(lore: LoReConfig | None, device: torch.device, envs: int):
@@ -224,7 +213,7 @@ def main() -> None:
             if target is not None:
                 verdict = f"<= {target:.2f} {'met' if r['ratio'] <= target else 'missed'}"
             print(
-                f"  {name:22s}{r['ms']:10.3f}{r['ratio']:8.3f}"
+                f"  {name:22s}{r['median']:10.3f}{r['ratio']:8.3f}"
                 f"{r['ratio_low']:10.3f}-{r['ratio_high']:.3f}  {verdict}"
             )
     if args.json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -94,6 +94,36 @@ def ratio_interval(
     low, high = np.quantile(first / np.maximum(second, 1e-12), [tail, 1.0 - tail])
     ratio = above.mean() / max(below.mean(), 1e-12)
     return float(ratio), float(low), float(high)
+
+
+def paired_ratios(
+    measured: Mapping[str, Sequence[float]], baseline: str
+) -> dict[str, dict[str, float]]:
+    """Return each measurement's median and its median ratio to a baseline, round by round.
+
+    Args:
+        measured: One number a round for each contestant, the same rounds for all.
+        baseline: The contestant that the others are divided by.
+
+    Returns:
+        ``median``, ``ratio``, ``ratio_low`` and ``ratio_high`` by contestant; the interval
+        is a 95% bootstrap over rounds.
+
+    Examples:
+        >>> paired_ratios({"a": [2.0, 4.0], "b": [3.0, 6.0]}, "a")["b"]["ratio"]
+        1.5
+    """
+    results = {}
+    for name, values in measured.items():
+        ratios = np.array(values) / np.array(measured[baseline])
+        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
+        results[name] = {
+            "median": float(np.median(values)),
+            "ratio": float(np.median(ratios)),
+            "ratio_low": low,
+            "ratio_high": high,
+        }
+    return results
 
 
 def area_under_curve(steps: np.ndarray, values: np.ndarray) -> np.ndarray:

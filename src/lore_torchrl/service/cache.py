@@ -158,11 +158,11 @@ class AdviceCache:
         with self._lock:
             found, dead = self._find(key, coarse, latent)
             self._bury(dead)
-            if self.votes is not None and coarse is not None:
-                self._ballots.visit(coarse)
             if found is None:
                 self.misses += 1
                 return None
+            if self.votes is not None and coarse is not None:
+                self._ballots.visit(coarse)
             if found == key:
                 self.hits += 1
             else:

@@ -220,8 +220,11 @@ class AdviceService:
         for request, advice_id in zip(requests, self.submit(requests, near), strict=True):
             advice = self.cache.peek(self._prefixed(request.cache_key))
             with self._desk.lock:
-                if advice is not None and self._desk.flight.claim(advice_id):
+                landed = advice is not None and self._desk.flight.claim(advice_id)
+                if landed:
                     self.counters.made_it()
+            if advice_id and not landed:
+                advice = None  # an earlier answer, to a situation that is asked about again
             replies.append(Reply(advice_id, advice))
         return replies
 

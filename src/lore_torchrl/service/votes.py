@@ -52,7 +52,7 @@ class Ballots:
         self._closed: set[str] = set()
 
     def visit(self, coarse: str) -> None:
-        """Count a visit to a class."""
+        """Count a visit to a class that has an answer."""
         self._visits[coarse] = self._visits.get(coarse, 0) + 1
 
     def answered(self, key: str, coarse: str | None, advice: Advice) -> bool:
