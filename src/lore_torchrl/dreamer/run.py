@@ -37,6 +37,7 @@ from lore_torchrl.dreamer.advice import (
 )
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
@@ -101,21 +102,6 @@ def _acting_env(config: TrainConfig, agent_primers: Mapping, num_envs: int, **kw
     return env
 
 
-def _resolve_checkpoint(path: str) -> Path:
-    candidate = Path(path).expanduser().resolve()
-    for place in (candidate, candidate / "checkpoints"):
-        if Checkpoint.is_checkpoint(place):
-            return place
-        if place.is_dir():
-            latest = CheckpointRotation(place, keep_last=1).latest()
-            if latest is not None:
-                return latest
-    raise FileNotFoundError(
-        f"resume={path!r}: no checkpoint there. Give a run folder, its checkpoints folder, or "
-        "one checkpoint in it."
-    )
-
-
 def _check_resumable(saved: Mapping[str, Any], config: TrainConfig) -> None:
     current = json.loads(json.dumps(asdict(config)))
     fixed = ("env", "dreamer", "seed")
@@ -145,7 +131,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         torch.set_num_threads(c.num_threads)
     torch.manual_seed(c.seed)
     device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    resume = None if c.resume is None else _resolve_checkpoint(c.resume)
+    resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
         saved = Checkpoint(config={})
         _check_resumable(saved.load(resume, components={"config"}).values["config"], c)
@@ -254,7 +240,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     )
     if service is not None:
         checkpoint.register("advice", service)
-    rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
+    rotation = SealedRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
     trainer = Trainer(
         collector=collector,
         total_frames=steps,

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_run import planner, tiny_config
+from torchrl.checkpoint import Checkpoint, CheckpointError
+
+from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, verify
+from lore_torchrl.dreamer.run import build_run, train
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two checkpoints of a small module, the later one first."""
+    module = torch.nn.Linear(3, 3)
+    rotation = SealedRotation(tmp_path / "checkpoints", keep_last=2)
+    paths = [
+        rotation.save(Checkpoint(module=module, facts={"a": 1}), step=step) for step in (1, 2, 3)
+    ]
+    assert not paths[0].exists(), "rotated away"
+    return paths[2], paths[1]
+
+
+def payload(path):
+    return max((f for f in path.rglob("*") if f.is_file()), key=lambda f: "memmap" in f.name)
+
+
+def test_a_whole_checkpoint_is_found_from_its_run_its_folder_and_itself(saved, tmp_path):
+    latest, _ = saved
+    for place in (tmp_path, tmp_path / "checkpoints", latest):
+        assert find_checkpoint(str(place)) == latest
+
+
+def test_one_without_a_seal_is_whole_too(saved):
+    latest, _ = saved
+    (latest / "seal.json").unlink()
+    assert find_checkpoint(str(latest)) == latest
+
+
+def cut_off(path):
+    file = payload(path)
+    file.write_bytes(file.read_bytes()[:-4])
+
+
+def flip(path):
+    file = payload(path)
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_off, "bytes"),
+        (flip, "not what was saved"),
+        (lambda path: payload(path).unlink(), "is missing"),
+        (lambda path: (path / "seal.json").write_text("{"), "seal cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "TorchRL checkpoint"),
+        (
+            lambda path: (path / "seal.json").write_text('{"format_version": 99, "files": {}}'),
+            "newer lore_torchrl",
+        ),
+    ],
+)
+def test_a_damaged_one_is_named_and_the_one_before_is_offered(saved, damage, message):
+    latest, before = saved
+    damage(latest)
+    with pytest.raises(CheckpointError, match=message) as error:
+        find_checkpoint(str(latest))
+    assert f"resume={before}" in str(error.value)
+    verify(before)
+
+
+def test_where_none_is_whole_it_says_so(saved):
+    for path in saved:
+        cut_off(path)
+    with pytest.raises(CheckpointError, match="no whole one"):
+        find_checkpoint(str(saved[0]))
+
+
+def test_a_run_refuses_a_damaged_checkpoint_and_goes_on_from_the_offered_one(tmp_path):
+    config = tiny_config(tmp_path / "run", total_steps=192, checkpoint_interval=64)
+    train(config, advisor=planner())
+    folder = tmp_path / "run" / "checkpoints"
+    latest = find_checkpoint(str(folder))
+    assert json.loads((latest / "seal.json").read_text())["files"]
+    cut_off(latest)
+    with pytest.raises(CheckpointError, match="resume=") as error:
+        build_run(tiny_config(tmp_path / "run", resume=str(folder)), advisor=planner())
+    offered = str(error.value).rsplit("resume=", 1)[1]
+    shutil.rmtree(latest)
+    resumed = tiny_config(tmp_path / "run", total_steps=192, resume=offered)
+    assert train(resumed, advisor=planner())["eval/success"] >= 0.0
