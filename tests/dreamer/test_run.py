@@ -119,6 +119,11 @@ def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
     assert max(row["step"] for row in read_metrics(config.output_dir)) <= step
 
 
+def test_half_a_line_that_a_kill_left_is_no_row(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a"')
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 0.5}]
+
+
 def test_resume_refuses_another_network(tmp_path):
     config = tiny_config(tmp_path / "run", checkpoint_interval=256)
     train(config, advisor=planner())

@@ -60,8 +60,7 @@ class AdviceLog:
         self.actions = tuple(actions)
         kept: list[str] = []
         if resume_step is not None and self.path.exists():
-            lines = self.path.read_text().splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
+            kept = [json.dumps(r) for r in read_advice(self.path) if r["step"] <= resume_step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f"{line}\n" for line in kept))
         self._left = limit - len(kept)
@@ -118,4 +117,5 @@ def read_advice(path: str | Path) -> list[dict[str, Any]]:
         path = path / "advice.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # A kill may leave half a line at the end.
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]

@@ -69,8 +69,9 @@ class RunLogger:
         self.path = self.directory / "metrics.jsonl"
         kept: list[str] = []
         if resume_step is not None and self.path.exists():
-            lines = self.path.read_text().splitlines()
-            kept = [line for line in lines if json.loads(line)["step"] <= resume_step]
+            kept = [
+                json.dumps(row) for row in read_metrics(self.path) if row["step"] <= resume_step
+            ]
         # Replaced in one move: a kill in between leaves the old file or the new one.
         staged = self.path.with_suffix(".tmp")
         staged.write_text("".join(f"{line}\n" for line in kept))
@@ -153,4 +154,5 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
     path = Path(path)
     if path.is_dir():
         path = path / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # A kill may leave half a line at the end.
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
