@@ -14,52 +14,34 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl._utils import logger as torchrl_logger
 from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, InitTracker, StepCounter, TensorDictPrimer
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
 
-from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.control import EpisodeShare
-from lore_torchrl.dreamer.advice import (
-    advice_gauge,
-    announce,
-    build_advisor,
-    build_service,
-    close_service,
-    drain_before_saving,
-)
+from lore_torchrl.dreamer.acting import build_acting, build_acting_env, build_env_agent
+from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
-from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
-from lore_torchrl.dreamer.learner import (
-    Learner,
-    build_bandit,
-    build_learner,
-    build_lore_actor,
-)
+from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.metrics import policy_metrics
-from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
-from lore_torchrl.envs.minigrid import make_env, make_single_env
+from lore_torchrl.dreamer.replay import build_replay, stream_records
 from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
-from lore_torchrl.modules import ValidEGreedyModule
 from lore_torchrl.objectives import LoReActorLoss
-from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
-from lore_torchrl.transforms import AdviceTransform
-from lore_torchrl.transforms.skills import MiniGridSkills, summarize_skills
+from lore_torchrl.transforms.skills import summarize_skills
 
 
 @dataclass
@@ -84,22 +66,6 @@ class Run:
             if isinstance(self.service.advisor, RecordingAdvisor):
                 self.service.advisor.close()
         self.logger.close()
-
-
-def _acting_env(config: TrainConfig, agent_primers: Mapping, num_envs: int, **kwargs) -> EnvBase:
-    env = make_env(
-        config.env.id,
-        num_envs=num_envs,
-        seed=config.seed,
-        parallel=config.env.parallel,
-        max_steps=config.env.max_steps,
-        **kwargs,
-    )
-    env.append_transform(InitTracker())
-    env.append_transform(
-        TensorDictPrimer(dict(agent_primers), random=False, default_value=0, expand_specs=True)
-    )
-    return env
 
 
 def _check_resumable(saved: Mapping[str, Any], config: TrainConfig) -> None:
@@ -136,68 +102,23 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         saved = Checkpoint(config={})
         _check_resumable(saved.load(resume, components={"config"}).values["config"], c)
 
-    probe = make_single_env(c.env.id, max_steps=c.env.max_steps)
-    observation_dim = probe.observation_spec["observation"].shape[-1]
-    num_actions = probe.action_spec.shape[-1]
-    probe.close()
-    agent = build_agent(
-        c.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
+    agent = build_env_agent(c, device=device)
+    acting = build_acting(
+        c,
+        agent,
+        num_envs=c.env.num_envs,
+        append=resume is not None,
+        advisor=advisor,
+        device=device,
     )
-    env = _acting_env(c, agent.primers(), c.env.num_envs)
-    env.append_transform(MiniGridSkills())
-
-    service, lore_actor, bandit, share, epsilon, late = (None,) * 6
-    observed_keys = OBSERVED_KEYS
-    policy = agent.policy()
-    if c.lore.enabled:
-        lore_actor = build_lore_actor(c.lore, agent, device=device)
-        if lore_actor.gate.hysteresis is not None:
-            env.append_transform(lore_actor.gate.make_tensordict_primer())
-        acting: TensorDictModuleBase = lore_actor
-        bandit = build_bandit(c.lore, seed=c.seed, device=device)
-        if bandit is not None:
-            share = EpisodeShare(bandit, segment_steps=c.lore.bandit.segment_steps)
-            env.append_transform(share.make_tensordict_primer())
-            env.append_transform(StepCounter())
-            acting = TensorDictSequential(share, lore_actor)
-        weighs_calls = bandit is not None or lore_actor.prior_net is not None
-        advisor = advisor or build_advisor(c.advisor, seed=c.seed)
-        announce(advisor)
-        if c.record is not None:
-            advisor = RecordingAdvisor(advisor, c.record, append=resume is not None)
-        service = build_service(c.lore.calls, advisor)
-        env.append_transform(
-            AdviceTransform(
-                service,
-                MiniGridDescriber(
-                    memory=c.env.memory, image=bool(getattr(c.advisor, "send_image", False))
-                ),
-                beta_key=keys.NEED if weighs_calls else keys.BETA,
-                success_key="success",
-                coarse=c.lore.calls.coarse,
-                refute=c.lore.calls.refute,
-                latent_key=None if c.lore.calls.radius is None else c.lore.calls.latent_key,
-                value_key=None if c.lore.calls.td_spike is None else "state_value",
-                discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
-            )
-        )
-        # The critic acts along only where its TD errors are asked for.
-        after = [] if c.lore.calls.td_spike is None else [agent.value]
-        if c.lore.epsilon.eps_init > 0:
-            epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
-            after.append(epsilon)
-        policy = agent.policy(acting, *after)
-        observed_keys = (*OBSERVED_KEYS, *keys.ADVICE_KEYS)
-        if service.mode == "async":
-            observed_keys = (*observed_keys, keys.ADVICE_ID)
-            late = LateAdvice()
-
+    env, service, lore_actor = acting.env, acting.service, acting.lore_actor
+    late, epsilon = acting.late, acting.epsilon
     learner = build_learner(
         c.dreamer,
         agent,
         lore=c.lore if c.lore.enabled else None,
         lore_actor=lore_actor,
-        bandit=bandit,
+        bandit=acting.bandit,
         device=device,
     )
     replay = build_replay(
@@ -210,7 +131,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
     collector = Collector(
         env,
-        policy,
+        acting.policy,
         frames_per_batch=c.steps_per_batch,
         total_frames=steps,
         policy_device=device,
@@ -227,7 +148,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         seq_len=c.dreamer.seq_len,
         replay_ratio=c.dreamer.replay_ratio,
         learning_starts=c.dreamer.learning_starts,
-        observed_keys=observed_keys,
+        observed_keys=acting.observed_keys,
         device=device,
         late=late,
         take_late=None if late is None else service.take_late,
@@ -263,7 +184,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     gauges = []
     if c.lore.enabled:
         control = AdviceControlHook(
-            share,
+            acting.share,
             lore_actor.prior_net,
             answers=lambda: service.counters.in_time + service.counters.late,
             exhausted=lambda: service.budget.remaining == 0,
@@ -326,7 +247,9 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
 
 def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
     # Built anew each time: the same held-out episodes, whatever was played before.
-    env = _acting_env(config, agent.primers(), config.evaluation.episodes, evaluation=True)
+    env = build_acting_env(
+        config, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
+    )
     try:
         return evaluate(
             agent.policy(),

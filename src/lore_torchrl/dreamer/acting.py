@@ -1,0 +1,178 @@
+"""What acts: environments that carry all that advice needs, and the policy that leans on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torchrl.envs import EnvBase, InitTracker, StepCounter, TensorDictPrimer
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.configs import TrainConfig
+from lore_torchrl.control import EpisodeShare, ShareBandit
+from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
+from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
+from lore_torchrl.dreamer.replay import OBSERVED_KEYS
+from lore_torchrl.envs.minigrid import make_env, make_single_env
+from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+from lore_torchrl.modules import LoReActor, ValidEGreedyModule
+from lore_torchrl.replay import LateAdvice
+from lore_torchrl.service import AdviceService
+from lore_torchrl.transforms import AdviceTransform
+from lore_torchrl.transforms.skills import MiniGridSkills
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Environment and policy of a run; without LoRe the optional parts are ``None``.
+
+    Args:
+        env: Batched environment with every entry that the policy reads.
+        policy: Acting policy.
+        observed_keys: Entries that replay keeps with each observation.
+        service: Asks the adviser.
+        lore_actor: Gate and mixer around the stock actor.
+        bandit: Draws shares of beta.
+        share: Holds them for a stretch.
+        epsilon: Random steps, where configured.
+        late: Brings late answers to replay, in async mode.
+    """
+
+    env: EnvBase
+    policy: TensorDictModuleBase
+    observed_keys: tuple[NestedKey, ...] = OBSERVED_KEYS
+    service: AdviceService | None = None
+    lore_actor: LoReActor | None = None
+    bandit: ShareBandit | None = None
+    share: EpisodeShare | None = None
+    epsilon: ValidEGreedyModule | None = None
+    late: LateAdvice | None = None
+
+
+def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") -> DreamerAgent:
+    """Build the agent that fits the configured environment.
+
+    Args:
+        config: The run.
+
+    Keyword Args:
+        device: Where the parameters live. Default: ``"cpu"``.
+    """
+    probe = make_single_env(config.env.id, max_steps=config.env.max_steps)
+    observation_dim = probe.observation_spec["observation"].shape[-1]
+    num_actions = probe.action_spec.shape[-1]
+    probe.close()
+    return build_agent(
+        config.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
+    )
+
+
+def build_acting_env(
+    config: TrainConfig, primers: Mapping[str, Any], *, num_envs: int, evaluation: bool = False
+) -> EnvBase:
+    """Build environments that carry the policy's latent state from step to step.
+
+    Args:
+        config: The run.
+        primers: :meth:`~lore_torchrl.dreamer.agent.DreamerAgent.primers` of its agent.
+
+    Keyword Args:
+        num_envs: Rows of the batch.
+        evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
+    """
+    env = make_env(
+        config.env.id,
+        num_envs=num_envs,
+        seed=config.seed,
+        evaluation=evaluation,
+        parallel=config.env.parallel and not evaluation,
+        max_steps=config.env.max_steps,
+    )
+    env.append_transform(InitTracker())
+    env.append_transform(
+        TensorDictPrimer(dict(primers), random=False, default_value=0, expand_specs=True)
+    )
+    return env
+
+
+def build_acting(
+    config: TrainConfig,
+    agent: DreamerAgent,
+    *,
+    num_envs: int,
+    evaluation: bool = False,
+    append: bool = False,
+    advisor: Advisor | None = None,
+    device: torch.device | str = "cpu",
+) -> Acting:
+    """Build what a run acts with: stock DreamerV3, or LoRe where it is enabled.
+
+    Args:
+        config: The run.
+        agent: Its networks.
+
+    Keyword Args:
+        num_envs: Rows of the batch.
+        evaluation: Whether to play the held-out seeds. Default: ``False``.
+        append: Whether a recording of answers goes on in its file. Default: ``False``.
+        advisor: Adviser to use instead of ``config.advisor``. Default: ``None``.
+        device: Where LoRe's modules live. Default: ``"cpu"``.
+    """
+    c = config
+    env = build_acting_env(c, agent.primers(), num_envs=num_envs, evaluation=evaluation)
+    env.append_transform(MiniGridSkills())
+    if not c.lore.enabled:
+        return Acting(env, agent.policy())
+
+    lore_actor = build_lore_actor(c.lore, agent, device=device)
+    if lore_actor.gate.hysteresis is not None:
+        env.append_transform(lore_actor.gate.make_tensordict_primer())
+    picks: TensorDictModuleBase = lore_actor
+    bandit, share = build_bandit(c.lore, seed=c.seed, device=device), None
+    if bandit is not None:
+        share = EpisodeShare(bandit, segment_steps=c.lore.bandit.segment_steps)
+        env.append_transform(share.make_tensordict_primer())
+        env.append_transform(StepCounter())
+        picks = TensorDictSequential(share, lore_actor)
+    advisor = advisor or build_advisor(c.advisor, seed=c.seed)
+    announce(advisor)
+    if c.record is not None:
+        advisor = RecordingAdvisor(advisor, c.record, append=append)
+    service = build_service(c.lore.calls, advisor)
+    weighs_calls = bandit is not None or lore_actor.prior_net is not None
+    env.append_transform(_advice_transform(c, service, weighs_calls=weighs_calls))
+    # The critic acts along only where its TD errors are asked for.
+    after, epsilon = [] if c.lore.calls.td_spike is None else [agent.value], None
+    if c.lore.epsilon.eps_init > 0:
+        epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
+        after.append(epsilon)
+    observed_keys, late = (*OBSERVED_KEYS, *keys.ADVICE_KEYS), None
+    if service.mode == "async":
+        observed_keys, late = (*observed_keys, keys.ADVICE_ID), LateAdvice()
+    policy = agent.policy(picks, *after)
+    return Acting(env, policy, observed_keys, service, lore_actor, bandit, share, epsilon, late)
+
+
+def _advice_transform(
+    config: TrainConfig, service: AdviceService, *, weighs_calls: bool
+) -> AdviceTransform:
+    calls, dreamer = config.lore.calls, config.dreamer
+    image = bool(getattr(config.advisor, "send_image", False))
+    return AdviceTransform(
+        service,
+        MiniGridDescriber(memory=config.env.memory, image=image),
+        beta_key=keys.NEED if weighs_calls else keys.BETA,
+        success_key="success",
+        coarse=calls.coarse,
+        refute=calls.refute,
+        latent_key=None if calls.radius is None else calls.latent_key,
+        value_key=None if calls.td_spike is None else "state_value",
+        discount=dreamer.gamma * (1.0 - 1.0 / dreamer.continuation_horizon),
+    )
