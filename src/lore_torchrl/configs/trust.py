@@ -89,7 +89,7 @@ class BanditConfig:
     probation: float = 0.12
     evidence_low: float = 0.6
     evidence_high: float = 0.8
-    trust_low: float = 0.9
+    trust_low: float = 0.8
     trust_high: float = 0.99
     gated: bool = True
 

@@ -78,7 +78,7 @@ class ShareBandit(nn.Module):
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
-        trust_low: Evidence at which trust starts. Default: ``0.9``.
+        trust_low: Evidence at which trust starts. Default: ``0.8``.
         trust_high: Evidence at which it is whole. Default: ``0.99``.
         gated: ``False`` is plain EXP3-IX. Default: ``True``.
         seed: Seed of the bandit's own random stream; the global one is left alone.
@@ -109,7 +109,7 @@ class ShareBandit(nn.Module):
         probation: float = 0.05,
         evidence_low: float = 0.6,
         evidence_high: float = 0.8,
-        trust_low: float = 0.9,
+        trust_low: float = 0.8,
         trust_high: float = 0.99,
         gated: bool = True,
         seed: int = 0,
