@@ -40,6 +40,7 @@ ALLOWED = {
         "transforms",
     },
     "experiments": {"configs", "dreamer"},
+    "inspection": {"advisors", "configs", "dreamer", "envs", "keys"},
     # The package's own __init__: the public names.
     "__init__": {
         "advisors",

@@ -8,7 +8,8 @@ with the value in the message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from lore_torchrl.configs.advisors import (
@@ -23,6 +24,7 @@ from lore_torchrl.configs.calls import CallsConfig
 from lore_torchrl.configs.chat import ChatAdvisorConfig
 from lore_torchrl.configs.check import check
 from lore_torchrl.configs.health import HealthConfig
+from lore_torchrl.configs.inspect import InspectConfig
 from lore_torchrl.configs.study import StudyConfig
 from lore_torchrl.configs.trust import (
     BanditConfig,
@@ -320,6 +322,28 @@ class TrainConfig:
         )
 
 
+def restore_config(saved: Mapping[str, Any]) -> TrainConfig:
+    """Rebuild a run's configuration from what ``dataclasses.asdict`` made of it.
+
+    A setting that this version does not know is left out, one that was not saved has its
+    default. The adviser's settings stay a mapping, with ``_target_``.
+
+    Args:
+        saved: Such as the content of a run's ``config.json``.
+    """
+    return _rebuild(TrainConfig(), saved)
+
+
+def _rebuild(default: Any, saved: Mapping[str, Any]) -> Any:
+    values = {}
+    for field_ in fields(default):
+        if field_.name in saved:
+            value, current = saved[field_.name], getattr(default, field_.name)
+            nested = is_dataclass(current) and field_.name != "advisor"
+            values[field_.name] = _rebuild(current, value) if nested else value
+    return type(default)(**values)
+
+
 def register_configs() -> None:
     """Register the schemas with Hydra's ``ConfigStore``.
 
@@ -336,6 +360,7 @@ def register_configs() -> None:
     # Missing here, since one adviser's schema does not merge with another's.
     store.store(name="schema", node=TrainConfig(advisor="???"))
     store.store(name="study_schema", node=StudyConfig)
+    store.store(name="inspect_schema", node=InspectConfig)
     store.store(group="env", name="schema", node=EnvConfig)
     store.store(group="advisor", name="scripted_schema", node=ScriptedAdvisorConfig)
     stale, truncated = StaleAdvisorConfig(advisor="???"), TruncatedAdvisorConfig(advisor="???")

@@ -75,7 +75,12 @@ def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") 
 
 
 def build_acting_env(
-    config: TrainConfig, primers: Mapping[str, Any], *, num_envs: int, evaluation: bool = False
+    config: TrainConfig,
+    primers: Mapping[str, Any],
+    *,
+    num_envs: int,
+    evaluation: bool = False,
+    pixels: bool = False,
 ) -> EnvBase:
     """Build environments that carry the policy's latent state from step to step.
 
@@ -86,6 +91,7 @@ def build_acting_env(
     Keyword Args:
         num_envs: Rows of the batch.
         evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
+        pixels: Whether each observation has a picture too. Default: ``False``.
     """
     env = make_env(
         config.env.id,
@@ -94,6 +100,7 @@ def build_acting_env(
         evaluation=evaluation,
         parallel=config.env.parallel and not evaluation,
         max_steps=config.env.max_steps,
+        pixels=pixels,
     )
     env.append_transform(InitTracker())
     env.append_transform(
@@ -108,6 +115,7 @@ def build_acting(
     *,
     num_envs: int,
     evaluation: bool = False,
+    pixels: bool = False,
     append: bool = False,
     advisor: Advisor | None = None,
     device: torch.device | str = "cpu",
@@ -121,12 +129,15 @@ def build_acting(
     Keyword Args:
         num_envs: Rows of the batch.
         evaluation: Whether to play the held-out seeds. Default: ``False``.
+        pixels: Whether each observation has a picture too. Default: ``False``.
         append: Whether a recording of answers goes on in its file. Default: ``False``.
         advisor: Adviser to use instead of ``config.advisor``. Default: ``None``.
         device: Where LoRe's modules live. Default: ``"cpu"``.
     """
     c = config
-    env = build_acting_env(c, agent.primers(), num_envs=num_envs, evaluation=evaluation)
+    env = build_acting_env(
+        c, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
+    )
     env.append_transform(MiniGridSkills())
     if not c.lore.enabled:
         return Acting(env, agent.policy())
@@ -164,7 +175,9 @@ def _advice_transform(
     config: TrainConfig, service: AdviceService, *, weighs_calls: bool
 ) -> AdviceTransform:
     calls, dreamer = config.lore.calls, config.dreamer
-    image = bool(getattr(config.advisor, "send_image", False))
+    advisor = config.advisor
+    settings = advisor if isinstance(advisor, Mapping) else vars(advisor)
+    image = bool(settings.get("send_image", False))
     return AdviceTransform(
         service,
         MiniGridDescriber(memory=config.env.memory, image=image),

@@ -77,7 +77,7 @@ def verify(path: Path) -> None:
 
 
 def find_checkpoint(path: str) -> Path:
-    """Return the checkpoint that ``resume`` names: itself, or the latest in a folder.
+    """Return the checkpoint that a path names: itself, or the latest in a folder.
 
     Args:
         path: Run folder, its checkpoints folder, or one checkpoint.
@@ -98,7 +98,7 @@ def find_checkpoint(path: str) -> Path:
                 _check(latest)
                 return latest
     raise FileNotFoundError(
-        f"resume={path!r}: no checkpoint there. Give a run folder, its checkpoints folder, or "
+        f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
     )
 

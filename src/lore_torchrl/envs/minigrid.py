@@ -217,11 +217,14 @@ def _make_worker(
     max_steps: int | None,
     env_kwargs: Mapping[str, Any],
     with_mission: bool,
+    pixels: bool = False,
 ) -> EnvBase:
+    if pixels:
+        env_kwargs = {**env_kwargs, "render_mode": "rgb_array"}
     env = _TensorObservation(_make_gym(env_id, max_steps, env_kwargs), with_mission=with_mission)
     # Seeds the generator that all later resets of this environment draw from.
     env.reset(seed=seed)
-    return GymWrapper(env)
+    return GymWrapper(env, from_pixels=pixels, pixels_only=False)
 
 
 def _inspect(
@@ -290,6 +293,7 @@ def make_env(
     max_steps: int | None = None,
     encode_mission: bool | None = None,
     done_is_valid: bool = False,
+    pixels: bool = False,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> TransformedEnv:
     """Make a batch of MiniGrid environments, of batch size ``[num_envs]`` even for one.
@@ -304,6 +308,7 @@ def make_env(
     | ``mission`` | ``[N]`` | str | the task as text, non-tensor |
     | ``action_mask`` | ``[N, A]`` | bool | :func:`valid_actions` |
     | ``success`` | ``[N, 1]`` | bool | the episode ended here with a positive reward |
+    | ``pixels`` | ``[N, H, W, 3]`` | uint8 | the whole room, for people; with ``pixels`` only |
 
     Actions are one-hot ``[N, A]``. MiniGrid truncates episodes itself. ``is_init`` is
     the caller's to add: ``env.append_transform(InitTracker())``. The workers hand over
@@ -323,6 +328,7 @@ def make_env(
             the id's missions vary.
         done_is_valid: Whether the mask allows ``done``, which only GoToDoor and
             GoToObject react to. Default: ``False``.
+        pixels: Whether to draw each observation, which is slow. Default: ``False``.
         env_kwargs: Passed on to ``gymnasium.make``.
 
     Raises:
@@ -345,6 +351,6 @@ def make_env(
         done_is_valid=done_is_valid,
         env_kwargs=env_kwargs,
     )
-    makers = [partial(_make_worker, env_id, seed=row, **worker) for row in seeds]
+    makers = [partial(_make_worker, env_id, seed=row, pixels=pixels, **worker) for row in seeds]
     batched = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
     return TransformedEnv(batched, MiniGridObservation(**settings))

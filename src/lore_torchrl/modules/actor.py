@@ -190,13 +190,7 @@ class LoReActor(TensorDictModuleBase):
         logits = _run(last, tensordict, self.logits_key)
         log_p = logits - logits.logsumexp(-1, keepdim=True)
         tensordict.set(self.logits_key, log_p)
-        value_logits = None
-        if self.value_model is not None:
-            value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
-        disagreement, was_active = self.gate.carried(tensordict)
-        if self.disagreement is not None:
-            latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
-            disagreement = self.disagreement.disagreement(*latent, log_p)
+        value_logits, disagreement, was_active = self._observed(tensordict, log_p)
         own = None
         if self.prior_net is not None:
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
@@ -232,6 +226,33 @@ class LoReActor(TensorDictModuleBase):
         if decision.origin is not None:
             tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
+
+    def _observed(
+        self, tensordict: TensorDictBase, log_p: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return what the gate looks at beside the policy: critic, ensemble, hysteresis."""
+        value_logits = None
+        if self.value_model is not None:
+            value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
+        disagreement, was_active = self.gate.carried(tensordict)
+        if self.disagreement is not None:
+            latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
+            disagreement = self.disagreement.disagreement(*latent, log_p)
+        return value_logits, disagreement, was_active
+
+    @torch.no_grad()
+    def explain(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        """Return what each part adds to the uncertainty of a tensordict that was acted on.
+
+        Args:
+            tensordict: What :meth:`forward` returned for it.
+
+        Returns:
+            ``entropy``, ``value`` and ``disagreement``, as far as the gate weighs them, each
+            ``[*B, 1]``.
+        """
+        log_p = torch.log_softmax(tensordict.get(self.logits_key), -1)
+        return self.gate.shares(log_p, *self._observed(tensordict, log_p)[:2])
 
     def _decide(
         self,

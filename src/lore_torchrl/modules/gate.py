@@ -311,6 +311,29 @@ class UncertaintyGate(TensorDictModuleBase):
             beta = torch.where(active, beta, torch.zeros_like(beta))
         return GateOutput(uncertainty, beta, active)
 
+    @torch.no_grad()
+    def shares(
+        self, log_p: Tensor, value_logits: Tensor | None = None, disagreement: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return what each part adds to the uncertainty, by its name, each ``[*B, 1]``.
+
+        Their sum is :attr:`GateOutput.uncertainty`. For showing; no statistic changes.
+
+        Args:
+            log_p: As in :meth:`evaluate`.
+            value_logits: As in :meth:`evaluate`.
+            disagreement: As in :meth:`evaluate`.
+        """
+        parts = self._parts(log_p, value_logits, disagreement)
+        shares = {}
+        for name, part in parts.items():
+            if name == "entropy":
+                scaled = part / max_entropy(self.num_actions)
+            else:
+                scaled = getattr(self, f"{name}_scale")(part)
+            shares[name] = self._weight(name) * scaled
+        return shares
+
     def _weight(self, name: str) -> float | Tensor:
         if self.adapt_rate:
             return self.weights[_PARTS.index(name)]

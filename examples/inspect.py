@@ -1,0 +1,42 @@
+"""Look at a trained agent: policy, advice and mix at every step of some episodes.
+
+Examples::
+
+    python examples/inspect.py checkpoint=outputs/2026-01-01/12-00-00
+    python examples/inspect.py checkpoint=RUN_FOLDER episodes=1 share=1.0 video=mp4
+    python examples/inspect.py checkpoint=RUN_FOLDER calls=20
+"""
+
+import sys
+
+if __name__ == "__main__":
+    import hydra
+    from omegaconf import DictConfig, OmegaConf
+
+    from lore_torchrl.configs import register_configs
+    from lore_torchrl.inspection import inspect_checkpoint
+
+    register_configs()
+
+    @hydra.main(version_base="1.3", config_path="../configs", config_name="inspect")
+    def main(config: DictConfig) -> None:
+        """Play, draw, and say where it is."""
+        try:
+            recording, page = inspect_checkpoint(OmegaConf.to_object(config))
+        except (OSError, RuntimeError, ValueError) as error:
+            sys.exit(f"Cannot inspect: {error}")
+        for index, episode in enumerate(recording.episodes):
+            print(f"episode {index}: {episode.outcome}")
+        print(f"page {page}")
+
+    main()
+else:
+    # A script beside this one imports the standard library's inspect, and finds this file
+    # first: hand over.
+    import os
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec(__name__, [os.path.dirname(os.__file__)])
+    sys.modules[__name__] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[__name__])

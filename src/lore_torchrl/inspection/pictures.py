@@ -1,0 +1,171 @@
+"""Steps of an episode as pictures: single ones, sheets of them, a video, a time line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lore_torchrl.inspection.playing import Episode, Recording
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+except ImportError as err:
+    raise ImportError(
+        "The inspector draws with matplotlib: pip install 'lore-torchrl[train]'."
+    ) from err
+
+_COLORS = {"policy": "#4c72b0", "prior": "#dd8452", "mix": "#55a868"}
+_LABELS = {"policy": "policy π_wm", "prior": "advice ρ", "mix": "mix π_mix"}
+_SOURCE_COLORS = {
+    **{"none": "#cccccc", "call": "#c44e52", "cache": "#dd8452"},
+    **{"class": "#ccb974", "PriorNet": "#8172b3"},
+}
+VIDEO_FORMATS = ("gif", "mp4")
+
+
+def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
+    """Draw one step: the frame, the three policies as bars, and the numbers.
+
+    Args:
+        recording: What was played.
+        episode: Index of the episode.
+        step: Index of its step.
+
+    Returns:
+        uint8 ``[360, 720, 3]``.
+    """
+    moments = recording.episodes[episode].moments
+    moment = moments[step]
+    figure = Figure(figsize=(7.2, 3.6), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    room, bars = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    room.imshow(moment.frame)
+    room.set_axis_off()
+    room.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
+    numbers = [
+        f"advice: {moment.source}" + (f" ({moment.confidence:.2f})" if moment.prior else ""),
+        f"β {moment.beta:.2f} × {moment.share:g}   KL {moment.kl:.3f}   V {moment.value:.2f}",
+        "   ".join(f"{name} {part:.2f}" for name, part in moment.uncertainty.items()),
+    ]
+    room.text(0.0, -0.04, "\n".join(numbers), transform=room.transAxes, va="top", fontsize=8)
+    shown = {"policy": moment.policy, "prior": moment.prior, "mix": moment.mix}
+    places = np.arange(len(recording.actions))[::-1]
+    for row, (name, probs) in enumerate(shown.items()):
+        if probs is not None:
+            height = places + 0.27 * (1 - row)
+            bars.barh(height, probs, 0.25, color=_COLORS[name], label=_LABELS[name])
+    names = [
+        f"▸ {name}" if index == moment.action else name
+        for index, name in enumerate(recording.actions)
+    ]
+    bars.set_yticks(places, names, fontsize=8)
+    bars.set_xlim(0, 1)
+    bars.tick_params(axis="x", labelsize=7)
+    bars.grid(axis="x", alpha=0.3)
+    bars.legend(fontsize=7, loc="lower right")
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def save_video(
+    path: str | Path, pictures: Sequence[np.ndarray], *, steps_per_s: float = 3.0
+) -> Path:
+    """Write pictures as an animated GIF or, with ``imageio-ffmpeg``, as an MP4.
+
+    Args:
+        path: File that ends in ``.gif`` or ``.mp4``.
+        pictures: uint8 ``[H, W, 3]`` each, of one size.
+
+    Keyword Args:
+        steps_per_s: Pictures a second. Default: ``3.0``.
+
+    Raises:
+        ImportError: If an MP4 is asked for without ``imageio-ffmpeg``.
+        ValueError: If the file's ending is another.
+    """
+    path = Path(path)
+    if path.suffix == ".gif":
+        frames = [Image.fromarray(picture).quantize(64) for picture in pictures]
+        duration = round(1000 / steps_per_s)
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    elif path.suffix == ".mp4":
+        try:
+            from imageio_ffmpeg import write_frames
+        except ImportError as err:
+            raise ImportError(
+                "MP4 needs an encoder: pip install 'lore-torchrl[video]', or write a GIF."
+            ) from err
+        height, width = pictures[0].shape[:2]
+        writer = write_frames(str(path), (width, height), fps=steps_per_s, macro_block_size=2)
+        writer.send(None)
+        for picture in pictures:
+            writer.send(np.ascontiguousarray(picture))
+        writer.close()
+    else:
+        raise ValueError(f"{path.name}: a video ends in .gif or .mp4.")
+    return path
+
+
+def save_sheets(
+    folder: str | Path, name: str, pictures: Sequence[np.ndarray], *, columns: int = 3
+) -> list[Path]:
+    """Write pictures side by side as PNG files, eight rows a sheet.
+
+    Args:
+        folder: Where they go.
+        name: Start of their names.
+        pictures: uint8 ``[H, W, 3]`` each, of one size.
+
+    Keyword Args:
+        columns: Pictures in a row. Default: ``3``.
+    """
+    height, width = pictures[0].shape[:2]
+    paths, whole = [], columns * 8
+    for first in range(0, len(pictures), whole):
+        part = pictures[first : first + whole]
+        rows = -(-len(part) // columns)
+        sheet = np.full((rows * height, columns * width, 3), 255, dtype=np.uint8)
+        for place, picture in enumerate(part):
+            y, x = divmod(place, columns)
+            sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = picture
+        path = Path(folder) / f"{name}_sheet{first // whole}.png"
+        Image.fromarray(sheet).quantize(128).save(path)
+        paths.append(path)
+    return paths
+
+
+def save_timeline(path: str | Path, episode: Episode) -> Path:
+    """Draw an episode over its steps: weight, uncertainty, KL, value, and advice's source.
+
+    Args:
+        path: The file; matplotlib knows its type by its ending.
+        episode: What was played.
+    """
+    moments = episode.moments
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    weight, doubt, rest = figure.subplots(3, 1, sharex=True)
+    steps = np.arange(1, len(moments) + 1)
+    weight.plot(steps, [m.beta for m in moments], label="β")
+    weight.plot(steps, [m.beta * m.share for m in moments], label="β × share", linestyle="--")
+    for source, color in _SOURCE_COLORS.items():
+        at = [step for step, m in zip(steps, moments, strict=True) if m.source == source]
+        if at:
+            weight.scatter(at, np.zeros(len(at)), color=color, s=14, label=source, clip_on=False)
+    for part in moments[0].uncertainty:
+        doubt.plot(steps, [m.uncertainty[part] for m in moments], label=part)
+    rest.plot(steps, [m.kl for m in moments], label="KL, nats")
+    rest.plot(steps, [m.value for m in moments], label="value")
+    titles = ("weight and source of the advice", "uncertainty by part", "KL and value")
+    for axes, title in zip((weight, doubt, rest), titles, strict=True):
+        axes.set_title(title, fontsize=9)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7, ncols=4)
+    rest.set_xlabel("step")
+    figure.savefig(path, dpi=100)
+    return Path(path)

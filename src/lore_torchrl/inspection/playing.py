@@ -1,0 +1,295 @@
+"""Playing episodes from a checkpoint and taking note of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.checkpoint import Checkpoint
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.configs import TrainConfig, restore_config
+from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent
+from lore_torchrl.dreamer.advice import close_service
+from lore_torchrl.dreamer.agent import DreamerAgent
+from lore_torchrl.dreamer.checkpoint import find_checkpoint
+from lore_torchrl.dreamer.learner import build_learner
+from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+
+#: Where the advice of a step came from.
+SOURCES = ("none", "call", "cache", "class", "PriorNet")
+
+
+@dataclass(frozen=True)
+class Moment:
+    r"""One step.
+
+    Args:
+        frame: What a person sees, uint8 ``[H, W, 3]``.
+        text: What the adviser would be told.
+        policy: :math:`\pi_{wm}`, probabilities of the actions.
+        prior: :math:`\rho`, the advice as probabilities; ``None`` where there is none.
+        mix: :math:`\pi_{mix}`, what the action was drawn from.
+        action: Index of the action taken.
+        source: One of :data:`SOURCES`.
+        confidence: The advice's confidence, 0 to 1.
+        beta: The gate's :math:`\beta(s)`.
+        share: Share of it that was allowed.
+        kl: KL(mix, policy), nats.
+        uncertainty: What each of the gate's parts adds to it, by name.
+        value: The critic's value.
+        reward: Reward of the step.
+    """
+
+    frame: np.ndarray
+    text: str
+    policy: tuple[float, ...]
+    prior: tuple[float, ...] | None
+    mix: tuple[float, ...]
+    action: int
+    source: str
+    confidence: float
+    beta: float
+    share: float
+    kl: float
+    uncertainty: dict[str, float]
+    value: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode, to its end or to where it was cut.
+
+    Args:
+        moments: Its steps.
+        success: Whether it succeeded.
+    """
+
+    moments: tuple[Moment, ...]
+    success: bool
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of its rewards."""
+        return sum(moment.reward for moment in self.moments)
+
+    @property
+    def outcome(self) -> str:
+        """How it went, in words."""
+        success = "success" if self.success else "no success"
+        return f"{success}, return {self.episode_return:.2f}, {len(self.moments)} steps"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Episodes that one checkpoint played.
+
+    Args:
+        checkpoint: Where it was read from.
+        step: Environment steps of its training.
+        env_id: The environment.
+        actions: Names of the actions.
+        episodes: What was played.
+    """
+
+    checkpoint: Path
+    step: int
+    env_id: str
+    actions: tuple[str, ...]
+    episodes: tuple[Episode, ...]
+
+
+def play(
+    checkpoint: str | Path,
+    *,
+    episodes: int = 1,
+    calls: int = 0,
+    share: float | None = None,
+    seed: int | None = None,
+    deterministic: bool = False,
+    max_steps: int | None = None,
+    advisor: Advisor | None = None,
+) -> Recording:
+    """Play held-out episodes with the agent of a checkpoint, advice included.
+
+    Advice comes from the checkpoint's cache and PriorNet; new questions are asked only with
+    ``calls``. Nothing is learnt and nothing of the run is changed, except that a store the
+    run keeps its answers in (``lore.calls.store``) also gets those bought here.
+
+    Args:
+        checkpoint: Run folder, its checkpoints folder, or one checkpoint.
+
+    Keyword Args:
+        episodes: Number of episodes. Default: ``1``.
+        calls: New questions to the adviser, at most. Default: ``0``.
+        share: Share of beta to allow, one of the bandit's arms; 0 shows the advice and acts
+            without it. Default: ``None``, drawn by the bandit as in training.
+        seed: Seed of rooms and draws. Default: ``None``, the run's own.
+        deterministic: Take the likeliest action instead of sampling. Default: ``False``.
+        max_steps: Cut an episode after so many steps. Default: ``None``.
+        advisor: Adviser to use instead of the run's own. Default: ``None``.
+
+    Raises:
+        FileNotFoundError: If there is no checkpoint.
+        CheckpointError: If it is damaged.
+        ValueError: If a number is out of range.
+    """
+    for name, value, least in (("episodes", episodes, 1), ("calls", calls, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps must be positive or None, got {max_steps}.")
+    path = find_checkpoint(str(checkpoint))
+    saved = Checkpoint(config={}).load(path, components={"config"}).values["config"]
+    config = restore_config(saved)
+    config = replace(config, record=None, seed=config.seed if seed is None else seed)
+    config.lore.calls.mode = "blocking"
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
+        agent, acting = _restore(config, path, advisor)
+        try:
+            if acting.service is not None:
+                acting.service.budget.total = acting.service.budget.spent + calls
+            player = _Player(config, agent, acting, share)
+            torch.manual_seed(config.seed)
+            played = tuple(player.episodes(episodes, max_steps))
+        finally:
+            if acting.service is not None:
+                close_service(acting.service, drain_s=0.0)
+            if not acting.env.is_closed:
+                acting.env.close()
+    step = int(Checkpoint.manifest(path)["metadata"]["collected_frames"])
+    return Recording(path, step, config.env.id, MiniGridDescriber.actions, played)
+
+
+def _restore(
+    config: TrainConfig, path: Path, advisor: Advisor | None
+) -> tuple[DreamerAgent, Acting]:
+    agent = build_env_agent(config)
+    acting = build_acting(config, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor)
+    learner = build_learner(
+        config.dreamer,
+        agent,
+        lore=config.lore if config.lore.enabled else None,
+        lore_actor=acting.lore_actor,
+        bandit=acting.bandit,
+    )
+    checkpoint = Checkpoint(loss=learner.loss)
+    if acting.service is not None:
+        checkpoint.register("advice", acting.service)
+    checkpoint.load(path, components={"loss", "advice"} & set(checkpoint.components))
+    return agent, acting
+
+
+class _Player:
+    """Steps one environment and describes each step."""
+
+    def __init__(
+        self, config: TrainConfig, agent: DreamerAgent, acting: Acting, share: float | None
+    ) -> None:
+        self.agent, self.acting = agent, acting
+        self.describer = MiniGridDescriber(memory=config.env.memory)
+        self.arm: int | None = None
+        acting.policy.eval()
+        if acting.share is None:
+            if share not in (None, 1.0):
+                raise ValueError(f"share={share}: this run has no bandit, it allows 1.")
+        elif share is None:
+            acting.share.train()
+        else:
+            arms = [round(arm, 6) for arm in acting.bandit.arms.tolist()]
+            if round(share, 6) not in arms:
+                raise ValueError(f"share={share} is none of the bandit's arms, {arms}.")
+            self.arm = arms.index(round(share, 6))
+
+    def episodes(self, number: int, max_steps: int | None) -> Iterator[Episode]:
+        env = self.acting.env
+        known = self._counters()
+        now, came_from = env.reset(), None
+        for _ in range(number):
+            moments: list[Moment] = []
+            action, ended = None, False
+            while not ended and (max_steps is None or len(moments) < max_steps):
+                if self.arm is not None:
+                    now[keys.ARM] = torch.full_like(now[keys.ARM], self.arm)
+                acted = self.acting.policy(now)
+                text = self._describe(acted, action)
+                came_from, known = self._source(acted, known)
+                stepped, now = env.step_and_maybe_reset(acted)
+                moments.append(self._moment(stepped, text, came_from))
+                action = moments[-1].action
+                ended = bool(stepped["next", "done"].any())
+            yield Episode(tuple(moments), bool(ended and stepped["next", "success"].any()))
+            if not ended:
+                known = self._counters()
+                now = env.reset()
+
+    def _describe(self, td: TensorDictBase, action: int | None) -> str:
+        seen = {key: td[key][0] for key in self.describer.in_keys}
+        seen = {k: v.numpy() if isinstance(v, torch.Tensor) else str(v) for k, v in seen.items()}
+        self.describer.observe(0, seen, action, reset=action is None)
+        return self.describer.request(0, seen).description
+
+    def _counters(self) -> dict[str, float]:
+        return {} if self.acting.service is None else self.acting.service.stats()
+
+    def _source(self, td: TensorDictBase, before: dict[str, float]) -> tuple[str, dict[str, float]]:
+        """Tell where the advice of this step came from, by what has been counted since."""
+        after = self._counters()
+        if self.acting.service is None:
+            return "none", after
+        if bool(td[keys.MASK].any()):
+            for name, source in (("calls", "call"), ("cache_near_hits", "class")):
+                if after[name] > before[name]:
+                    return source, after
+            return "cache", after
+        origin = td.get(keys.ORIGIN, None)
+        learnt = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
+        return ("PriorNet" if learnt else "none"), after
+
+    def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
+        actor = self.acting.lore_actor
+        policy = torch.log_softmax(td["logits"][0].float(), -1)
+        mix, prior, parts = policy, None, {}
+        confidence = 0.0
+        if actor is not None:
+            mix = td[keys.MIX_LOGITS][0]
+            parts = {name: float(part[0]) for name, part in actor.explain(td).items()}
+            learnt = source == "PriorNet"
+            if source != "none":
+                logits = td[keys.PRIOR_NET_LOGITS if learnt else keys.PRIOR_LOGITS]
+                prior = _probs(actor.mixer.temper(logits)[0])
+                confidence = td[keys.PRIOR_NET_CONFIDENCE if learnt else keys.CONFIDENCE]
+        value = self.agent.value(td.select("state", "belief"))["state_value"]
+
+        def scalar(key: str, default: float) -> float:
+            found = td.get(key, None)
+            return default if found is None else float(found)
+
+        return Moment(
+            frame=td["pixels"][0].numpy().copy(),
+            text=text,
+            policy=_probs(policy),
+            prior=prior,
+            mix=_probs(mix),
+            action=int(td["action"][0].argmax()),
+            source=source,
+            confidence=float(confidence),
+            beta=scalar(keys.BETA, 0.0),
+            share=scalar(keys.SHARE, 0.0 if actor is None else 1.0),
+            kl=scalar(keys.KL, 0.0),
+            uncertainty=parts,
+            value=float(value),
+            reward=float(td["next", "reward"]),
+        )
+
+
+def _probs(logits: torch.Tensor) -> tuple[float, ...]:
+    return tuple(torch.softmax(logits, -1).tolist())

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_run import planner, tiny_config
+from torchrl.checkpoint import CheckpointError
+
+from lore_torchrl.configs import InspectConfig, LoReConfig
+from lore_torchrl.dreamer.run import train
+from lore_torchrl.inspection import SOURCES, draw, inspect_checkpoint, play, save_sheets, save_video
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of 128 steps that leaves a checkpoint."""
+    folder = tmp_path_factory.mktemp("inspected") / "run"
+    config = tiny_config(folder, total_steps=128, checkpoint_interval=64)
+    config.lore.calls.budget = 20
+    train(config, advisor=planner())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recording(run):
+    return play(run, episodes=2, advisor=planner())
+
+
+def test_every_step_is_described_in_full(recording):
+    assert recording.step == 128 and len(recording.episodes) == 2
+    for episode in recording.episodes:
+        assert 1 <= len(episode.moments) <= 20
+        for moment in episode.moments:
+            assert moment.frame.dtype == np.uint8 and moment.frame.ndim == 3 and moment.frame.any()
+            assert len(moment.text.split()) > 10
+            for probs in (moment.policy, moment.mix, moment.prior or moment.mix):
+                assert len(probs) == 7 and sum(probs) == pytest.approx(1.0, abs=1e-5)
+            assert (moment.prior is None) == (moment.source == "none")
+            assert set(moment.uncertainty) == {"entropy", "value"}
+            assert moment.source in SOURCES and moment.kl >= 0.0
+
+
+def test_the_parts_add_up_to_what_the_gate_weighed(recording, run):
+    saved = json.loads((run / "config.json").read_text())["lore"]["gate"]
+    for moment in recording.episodes[0].moments:
+        u = sum(moment.uncertainty.values())
+        beta = saved["beta_max"] / (1 + np.exp(-saved["kappa"] * (u - saved["tau"])))
+        assert moment.beta == pytest.approx(beta, abs=1e-4) or saved["warmup_steps"]
+
+
+def test_without_calls_nothing_is_asked(run):
+    class Loud:
+        async def advise(self, requests):
+            raise AssertionError("was asked")
+
+    moments = [m for e in play(run, episodes=3, advisor=Loud()).episodes for m in e.moments]
+    assert {m.source for m in moments} <= {"none", "cache", "class", "PriorNet"}
+    assert {"cache", "class"} & {m.source for m in moments}, "what was bought is shown"
+
+
+def test_new_questions_are_bounded(run):
+    asked = []
+
+    class Other:
+        async def advise(self, requests):
+            asked.extend(requests)
+            return await planner().advise(requests)
+
+    recording = play(run, episodes=3, calls=2, seed=7, advisor=Other())
+    bought = [m for e in recording.episodes for m in e.moments if m.source == "call"]
+    assert len(asked) == 2 and len(bought) <= 2
+
+
+def test_the_same_play_twice_is_the_same(recording, run):
+    again = play(run, episodes=2, advisor=planner())
+    for one, other in zip(recording.episodes, again.episodes, strict=True):
+        assert [m.action for m in one.moments] == [m.action for m in other.moments]
+        assert [m.mix for m in one.moments] == [m.mix for m in other.moments]
+
+
+def test_a_share_is_held_and_zero_acts_alone(run):
+    alone = play(run, share=0.0, advisor=planner()).episodes[0]
+    assert all(m.share == 0.0 and m.kl == 0.0 for m in alone.moments)
+    torch.testing.assert_close(
+        torch.tensor([m.mix for m in alone.moments]),
+        torch.tensor([m.policy for m in alone.moments]),
+    )
+    half = play(run, share=0.5, advisor=planner()).episodes[0]
+    assert {m.share for m in half.moments} == {0.5}
+    with pytest.raises(ValueError, match=r"share=0.3.*0.25"):
+        play(run, share=0.3, advisor=planner())
+
+
+def test_training_draws_and_random_stream_are_left_alone(run):
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    play(run, max_steps=3, advisor=planner())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_stock_is_shown_without_advice(tmp_path):
+    config = tiny_config(
+        tmp_path / "run", total_steps=64, checkpoint_interval=64, lore=LoReConfig(enabled=False)
+    )
+    train(config)
+    recording = play(tmp_path / "run", max_steps=4)
+    for moment in recording.episodes[0].moments:
+        assert moment.prior is None and moment.source == "none" and moment.mix == moment.policy
+    assert draw(recording, 0, 0).shape == (360, 720, 3)
+    with pytest.raises(ValueError, match="no bandit"):
+        play(tmp_path / "run", share=0.5)
+
+
+@pytest.mark.parametrize("kind", ["gif", "mp4"])
+def test_files_for_people(run, tmp_path, kind):
+    config = InspectConfig(
+        checkpoint=str(run), episodes=1, max_steps=3, video=kind, output=str(tmp_path / "out")
+    )
+    recording, page = inspect_checkpoint(config)
+    steps = len(recording.episodes[0].moments)
+    text = page.read_text()
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.S).group(1))
+    assert len(data) == 1 and len(data[0]["steps"]) == steps
+    assert data[0]["steps"][0]["text"] == recording.episodes[0].moments[0].text
+    image = base64.b64decode(data[0]["steps"][0]["picture"].split(",", 1)[1])
+    assert image[:4] == b"\x89PNG"
+    assert "src=http" not in text and "//" not in re.sub(r"data:[^\"]*", "", unescape(text))[:200]
+    video = tmp_path / "out" / f"episode0.{kind}"
+    if kind == "gif":
+        assert Image.open(video).n_frames == steps
+    else:
+        assert video.read_bytes()[4:8] == b"ftyp"
+    assert (tmp_path / "out" / "episode0_sheet0.png").exists()
+    assert (tmp_path / "out" / "episode0_timeline.png").exists()
+
+
+def test_sheets_hold_every_picture(tmp_path):
+    pictures = [np.full((4, 6, 3), shade, dtype=np.uint8) for shade in range(0, 250, 10)]
+    paths = save_sheets(tmp_path, "e", pictures, columns=2)
+    shown = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
+    assert [sheet.shape for sheet in shown] == [(32, 12, 3), (20, 12, 3)]
+    assert shown[1][-4:, :6].mean() == 240 and (shown[1][-4:, 6:] == 255).all()
+
+
+def test_bad_input(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no checkpoint"):
+        play(tmp_path / "nowhere")
+    for name, value in (("episodes", 0), ("calls", -1), ("max_steps", 0)):
+        with pytest.raises(ValueError, match=f"{name}.*{value}"):
+            play(run, **{name: value})
+        with pytest.raises(ValueError, match=f"{name}.*{value}"):
+            replace(InspectConfig(checkpoint="x"), **{name: value})
+    with pytest.raises(ValueError, match=r"\.gif or \.mp4"):
+        save_video(tmp_path / "x.avi", [np.zeros((4, 4, 3), np.uint8)])
+
+
+def test_a_damaged_checkpoint_is_refused(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    folders = sorted((copy / "checkpoints").iterdir())
+    largest = max(
+        (f for f in folders[-1].rglob("*") if f.is_file()), key=lambda f: f.stat().st_size
+    )
+    largest.write_bytes(largest.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=r"bytes.*one before"):
+        play(copy)
