@@ -262,6 +262,17 @@ class ShareBandit(nn.Module):
             self.__dict__["_generator"] = torch.Generator(device).manual_seed(self.seed)
         return self._generator
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # Checkpoints of format 0 were written before arms were drawn from a buffer.
+        derived = prefix + "drawn_from" not in state_dict
+        if derived:
+            state_dict[prefix + "drawn_from"] = self.drawn_from.clone()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if derived:
+            self.refresh()
+
     def get_extra_state(self) -> Tensor:
         """Return the state of the random stream, for ``state_dict``."""
         return self._generator_on(self.low.device).get_state()

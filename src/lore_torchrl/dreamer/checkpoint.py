@@ -10,8 +10,12 @@ from typing import Any
 
 from torchrl.checkpoint import Checkpoint, CheckpointError, CheckpointRotation
 
+from lore_torchrl.configs import TrainConfig, restore_config
+
 _SEAL = "seal.json"
-#: Version of what a checkpoint of this package holds. It rises when an older one needs help.
+#: Version of what a checkpoint of this package holds; 0 is one without a seal. Older ones are
+#: read: settings that came later get their defaults (`restore_config`), and a module whose
+#: buffers have changed fills in what is missing (`ShareBandit._load_from_state_dict`).
 FORMAT_VERSION = 1
 
 
@@ -101,6 +105,19 @@ def find_checkpoint(path: str) -> Path:
         f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
     )
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Return the configuration of the run that wrote a checkpoint.
+
+    Settings that came after it have their defaults: see
+    :func:`~lore_torchrl.configs.restore_config`.
+
+    Args:
+        path: The checkpoint.
+    """
+    loaded = Checkpoint(config={}).load(path, components={"config"})
+    return restore_config(loaded.values["config"])
 
 
 def _check(path: Path) -> None:

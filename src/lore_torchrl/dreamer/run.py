@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -28,7 +27,7 @@ from lore_torchrl.dreamer.acting import build_acting, build_acting_env, build_en
 from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint
+from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, load_config
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
@@ -68,11 +67,10 @@ class Run:
         self.logger.close()
 
 
-def _check_resumable(saved: Mapping[str, Any], config: TrainConfig) -> None:
-    current = json.loads(json.dumps(asdict(config)))
+def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
     fixed = ("env", "dreamer", "seed")
-    changed = [name for name in fixed if saved[name] != current[name]]
-    if saved["lore"]["enabled"] != config.lore.enabled:
+    changed = [name for name in fixed if getattr(saved, name) != getattr(config, name)]
+    if saved.lore.enabled != config.lore.enabled:
         changed.append("lore.enabled")
     if changed:
         raise ValueError(
@@ -99,8 +97,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
-        saved = Checkpoint(config={})
-        _check_resumable(saved.load(resume, components={"config"}).values["config"], c)
+        _check_resumable(load_config(resume), c)
 
     agent = build_env_agent(c, device=device)
     acting = build_acting(

@@ -14,11 +14,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
-from lore_torchrl.configs import TrainConfig, restore_config
+from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.dreamer.checkpoint import find_checkpoint
+from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
 
@@ -147,8 +147,7 @@ def play(
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be positive or None, got {max_steps}.")
     path = find_checkpoint(str(checkpoint))
-    saved = Checkpoint(config={}).load(path, components={"config"}).values["config"]
-    config = restore_config(saved)
+    config = load_config(path)
     config = replace(config, record=None, seed=config.seed if seed is None else seed)
     config.lore.calls.mode = "blocking"
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
