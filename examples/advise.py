@@ -17,7 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from lore_torchrl.advisors.show import ask_once
 from lore_torchrl.configs import register_configs
+from lore_torchrl.dreamer.acting import family_of
 from lore_torchrl.dreamer.advice import build_advisor
+from lore_torchrl.envs.family import planner_of
 from lore_torchrl.envs.situation import sample_request
 
 register_configs()
@@ -28,15 +30,16 @@ def main(config: DictConfig) -> None:
     """Reach a situation, ask, print; exit with 1 where there is no advice."""
     try:
         env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
+        family = family_of(env)
         request = sample_request(
-            env.id,
+            family,
             steps=config.steps,
             seed=config.seed,
-            max_steps=env.max_steps,
             memory=env.memory,
             image=getattr(advisor, "send_image", False),
         )
-        report, advised = asyncio.run(ask_once(build_advisor(advisor, seed=config.seed), request))
+        adviser = build_advisor(advisor, planner=planner_of(family), seed=config.seed)
+        report, advised = asyncio.run(ask_once(adviser, request))
     except Exception as error:
         # Hydra wraps what a constructor raised; its first cause says what to change.
         sys.exit(f"Cannot ask: {error.__cause__ or error}")

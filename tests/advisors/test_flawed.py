@@ -355,13 +355,17 @@ def test_build_advisor_hands_planner_and_seed_to_nested_classes():
     from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
     config = compose("advisor=stale", "advisor@advisor.advisor=truncated")
-    first, again, other = (build_advisor(config, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (
+        build_advisor(config, planner=MiniGridPlanner(), seed=seed) for seed in (3, 3, 4)
+    )
     assert isinstance(first, StaleAdvisor) and isinstance(first.advisor, TruncatedAdvisor)
     assert isinstance(first.advisor.advisor.planner, MiniGridPlanner)
     for level in (lambda a: a.advisor, lambda a: a.advisor.advisor):
         states = [json.dumps(level(one).state_dict()["random"]) for one in (first, again, other)]
         assert states[0] == states[1] != states[2]
-    turns = build_advisor(compose("advisor=turns", "advisor.turn_after=2"), seed=0)
+    turns = build_advisor(
+        compose("advisor=turns", "advisor.turn_after=2"), planner=MiniGridPlanner(), seed=0
+    )
     assert (turns.before.competence, turns.after.competence, turns.turn_after) == (1.0, -1.0, 2)
-    scripted = build_advisor(compose("advisor=scripted"), seed=3)
+    scripted = build_advisor(compose("advisor=scripted"), planner=MiniGridPlanner(), seed=3)
     assert scripted.state_dict() == ScriptedAdvisor(planner, seed=3).state_dict()

@@ -39,11 +39,13 @@ from lore_torchrl.configs.trust import (
 class EnvConfig:
     """Which environment, and how it is observed. Documented in ``configs/env``."""
 
+    family: str = "lore_torchrl.envs.minigrid.MiniGrid"
     id: str = "MiniGrid-DoorKey-5x5-v0"
     num_envs: int = 4
     parallel: bool = False
     max_steps: int | None = None
     memory: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self.num_envs >= 1, "env.num_envs", self.num_envs, "it must be at least 1")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lore_torchrl.control.regret import exp3_regret_bound
+
 # Unadvised episodes are remembered as the last seven or so: the agent changes.
 _BASELINE_DECAY = 0.85
 # Where nearly all episodes succeed, or fail, a small drift must not look like proof.
@@ -409,43 +411,24 @@ class ShareBandit(nn.Module):
         return (self.episodes * best - self._normalised(self.obtained, self.episodes)).clamp_min(0)
 
     def regret_bound(self, num_episodes: int, *, num_switches: int = 0) -> float:
-        r"""Bound the expected regret of the ungated learner after :math:`N` episodes.
+        """Bound the expected regret of the ungated learner, in normalised episodes.
 
-        .. math::
-            \mathbb{E}[R_N] \le
-                \frac{\ln\frac{1}{w_{\min}} + S \ln\frac{K}{\alpha}
-                + (N - S) \ln\frac{1}{1 - \alpha}}{\eta}
-                + \Bigl(\frac{\eta}{2 (1 - \gamma)} + \frac{\eta}{2}\Bigr) K N + \gamma N
-
-        against the best sequence of arms, fixed in advance, that changes :math:`S` times,
-        with :math:`w_{\min}` the least of the first weights, :math:`1/K` by default;
-        :math:`\ln K / \eta + \eta K N` for :math:`\alpha = \gamma = S = 0`. The weights
-        pay :math:`\frac{\eta}{2} \sum_k w_k \hat\ell_k^2 \le \frac{\eta}{2 (1 - \gamma)}
-        \sum_k \hat\ell_k`, implicit exploration hides :math:`\frac{\eta}{2} \sum_k
-        \hat\ell_k`, and each :math:`\hat\ell_k` expects at most 1. Exploration costs at
-        most :math:`\gamma` an episode; sharing leaves an arm :math:`1 - \alpha` of its
-        weight and hands a new one :math:`\alpha / K`. For any returns on a known scale,
-        learnt one by one; Neu (2015) has the form that holds with high probability.
+        See :func:`~lore_torchrl.control.regret.exp3_regret_bound`.
 
         Args:
-            num_episodes: :math:`N`.
-            num_switches: :math:`S`. Default: ``0``.
-
-        Raises:
-            ValueError: If a count is out of range, or if there is a switch but no sharing.
+            num_episodes: Number of episodes.
+            num_switches: How often the best arm changes. Default: ``0``.
         """
-        if not 0 <= num_switches <= num_episodes:
-            raise ValueError(f"num_switches={num_switches} is not in 0 to {num_episodes} episodes.")
-        if num_switches and not self.sharing:
-            raise ValueError(f"sharing=0 has no bound for num_switches={num_switches}: raise it.")
-        rate, arms = self.learning_rate, self.num_arms
-        cost = -math.log(self._least_weight) - (num_episodes - num_switches) * math.log1p(
-            -self.sharing
+        return exp3_regret_bound(
+            num_episodes,
+            num_switches,
+            num_arms=self.num_arms,
+            least_weight=self._least_weight,
+            learning_rate=self.learning_rate,
+            exploration=self.exploration,
+            exploration_ix=self.exploration_ix,
+            sharing=self.sharing,
         )
-        if num_switches:
-            cost += num_switches * math.log(arms / self.sharing)
-        second = rate / 2 / (1.0 - self.exploration) + self.exploration_ix
-        return cost / rate + (second * arms + self.exploration) * num_episodes
 
     def stats(self) -> dict[str, float]:
         """Return numbers for the log; waits for the device."""

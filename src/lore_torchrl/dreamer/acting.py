@@ -14,19 +14,17 @@ from torchrl.envs import EnvBase, InitTracker, StepCounter, TensorDictPrimer
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
-from lore_torchrl.configs import TrainConfig
+from lore_torchrl.configs import EnvConfig, TrainConfig
 from lore_torchrl.control import EpisodeShare, ShareBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS
-from lore_torchrl.envs.minigrid import make_env, make_single_env
-from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+from lore_torchrl.envs.family import EnvFamily, build_family, check_family, planner_of
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
 from lore_torchrl.transforms import AdviceTransform
-from lore_torchrl.transforms.skills import MiniGridSkills
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,19 @@ class Acting:
     late: LateAdvice | None = None
 
 
+def family_of(config: EnvConfig) -> EnvFamily:
+    """Make the environment family that a configuration names.
+
+    Args:
+        config: The environment's settings.
+    """
+    return build_family(
+        config.family, config.id, max_steps=config.max_steps, options=config.options
+    )
+
+
 def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") -> DreamerAgent:
-    """Build the agent that fits the configured environment.
+    """Build the agent that fits the configured environment, and check that environment.
 
     Args:
         config: The run.
@@ -65,10 +74,13 @@ def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") 
     Keyword Args:
         device: Where the parameters live. Default: ``"cpu"``.
     """
-    probe = make_single_env(config.env.id, max_steps=config.env.max_steps)
+    family = family_of(config.env)
+    if config.lore.enabled:
+        check_family(family, memory=config.env.memory)
+    probe = family.make_env(num_envs=1, seed=0)
     observation_dim = probe.observation_spec["observation"].shape[-1]
     num_actions = probe.action_spec.shape[-1]
-    probe.close()
+    probe.close(raise_if_closed=False)
     return build_agent(
         config.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
     )
@@ -93,13 +105,11 @@ def build_acting_env(
         evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
         pixels: Whether each observation has a picture too. Default: ``False``.
     """
-    env = make_env(
-        config.env.id,
+    env = family_of(config.env).make_env(
         num_envs=num_envs,
         seed=config.seed,
         evaluation=evaluation,
         parallel=config.env.parallel and not evaluation,
-        max_steps=config.env.max_steps,
         pixels=pixels,
     )
     env.append_transform(InitTracker())
@@ -138,7 +148,6 @@ def build_acting(
     env = build_acting_env(
         c, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
     )
-    env.append_transform(MiniGridSkills())
     if not c.lore.enabled:
         return Acting(env, agent.policy())
 
@@ -152,7 +161,8 @@ def build_acting(
         env.append_transform(share.make_tensordict_primer())
         env.append_transform(StepCounter())
         picks = TensorDictSequential(share, lore_actor)
-    advisor = advisor or build_advisor(c.advisor, seed=c.seed)
+    planner = planner_of(family_of(c.env))
+    advisor = advisor or build_advisor(c.advisor, planner=planner, seed=c.seed)
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
@@ -180,7 +190,7 @@ def _advice_transform(
     image = bool(settings.get("send_image", False))
     return AdviceTransform(
         service,
-        MiniGridDescriber(memory=config.env.memory, image=image),
+        family_of(config.env).make_describer(memory=config.env.memory, image=image),
         beta_key=keys.NEED if weighs_calls else keys.BETA,
         success_key="success",
         coarse=calls.coarse,

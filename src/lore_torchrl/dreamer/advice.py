@@ -11,8 +11,8 @@ from torchrl._utils import logger as torchrl_logger
 from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.advisors.scripted import Planner
 from lore_torchrl.configs import CallsConfig
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import (
     AdviceCache,
@@ -27,7 +27,7 @@ from lore_torchrl.service.store import AdviceStore
 from lore_torchrl.service.triggers import Novelty, Plateau, TDErrorSpike
 
 
-def build_advisor(config: Any, *, seed: int) -> Advisor:
+def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
     """Build an adviser from its configuration.
 
     Args:
@@ -36,9 +36,11 @@ def build_advisor(config: Any, *, seed: int) -> Advisor:
             a planner or a seed is handed them.
 
     Keyword Args:
+        planner: The environment family's, ``None`` where it has none.
         seed: Seed of the advisers' own random streams.
 
     Raises:
+        ValueError: If an adviser needs a planner and there is none.
         ImportError: If Hydra, which instantiates it, is not installed.
     """
     try:
@@ -48,7 +50,7 @@ def build_advisor(config: Any, *, seed: int) -> Advisor:
             "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
         ) from err
     settings = dict(config) if isinstance(config, Mapping) else asdict(config)
-    return instantiate(_handed(settings, {"planner": MiniGridPlanner(), "seed": seed}))
+    return instantiate(_handed(settings, {"planner": planner, "seed": seed}))
 
 
 def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
@@ -60,6 +62,11 @@ def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
     handed = {name: _handed(value, extra) for name, value in settings.items()}
     if "_target_" in handed:
         accepted = inspect.signature(get_class(handed["_target_"]).__init__).parameters
+        if "planner" in accepted and extra["planner"] is None:
+            raise ValueError(
+                f"{handed['_target_']} needs a planner, and this environment's family has none: "
+                "choose another adviser, such as advisor=vllm, or give the family a make_planner()."
+            )
         handed |= {name: value for name, value in extra.items() if name in accepted}
     return handed
 

@@ -23,7 +23,12 @@ from torchrl.trainers import Trainer
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.dreamer.acting import build_acting, build_acting_env, build_env_agent
+from lore_torchrl.dreamer.acting import (
+    build_acting,
+    build_acting_env,
+    build_env_agent,
+    family_of,
+)
 from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
@@ -37,10 +42,8 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import build_replay, stream_records
-from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
-from lore_torchrl.transforms.skills import summarize_skills
 
 
 @dataclass
@@ -99,6 +102,8 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if resume is not None:
         _check_resumable(load_config(resume), c)
 
+    family = family_of(c.env)
+    summarize = getattr(family, "summarize", None)
     agent = build_env_agent(c, device=device)
     acting = build_acting(
         c,
@@ -202,7 +207,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         interval=c.logger.interval,
         num_envs=c.env.num_envs,
         updates=lambda: replay_hook.updates,
-        batch_metrics=(policy_metrics, summarize_skills),
+        batch_metrics=(policy_metrics, *([summarize] if summarize else [])),
         gauges=gauges,
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
         health=health,
@@ -213,7 +218,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advice_log = AdviceLog(
             output / "advice.jsonl",
             service,
-            MiniGridDescriber.actions,
+            family.make_describer().actions,
             limit=c.logger.advice_rows,
             resume_step=resume_step,
         )

@@ -13,7 +13,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, NonTensor
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, Transform, TransformedEnv
 
-from lore_torchrl.envs.minigrid_describe import ACTIONS
+from lore_torchrl.envs.family import MAX_ENVS, row_seed
+from lore_torchrl.envs.minigrid_describe import ACTIONS, MiniGridDescriber
 from lore_torchrl.envs.minigrid_features import (
     MISSION_WORDS,
     NUM_COLORS,
@@ -24,6 +25,8 @@ from lore_torchrl.envs.minigrid_features import (
     one_hot_view,
     valid_actions,
 )
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid_skills import MiniGridSkills, summarize_skills
 
 # Importing pygame, which MiniGrid does, greets on stdout otherwise.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -37,38 +40,8 @@ except ImportError as err:
         "MiniGrid environments need gymnasium and minigrid: pip install 'lore-torchrl[minigrid]'"
     ) from err
 
-MAX_ENVS = 1000
-MAX_SEED = 1_000_000
-EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
-
 _MISSION_BYTES_KEY = "mission_bytes"
 _MISSION_BYTES = 512
-
-
-def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
-    """Return the seed of one row of a batch: ``seed * 1000 + row``.
-
-    Evaluation adds :data:`EVAL_SEED_OFFSET`, the number of training row seeds that
-    exist, so no evaluation row ever shares its random stream with a training row, nor
-    with another row. (In small rooms two streams can still draw the same layout.)
-
-    Args:
-        seed: Seed of the run, from 0 to 999,999.
-        row: Row of the batch, from 0 to 999.
-        evaluation: Whether to return a held-out seed. Default: ``False``.
-
-    Raises:
-        ValueError: If ``seed`` or ``row`` is out of range.
-
-    Examples:
-        >>> row_seed(3, 1), row_seed(3, 1, evaluation=True)
-        (3001, 1000003001)
-    """
-    if not 0 <= seed < MAX_SEED:
-        raise ValueError(f"seed must lie in [0, {MAX_SEED}), got {seed}.")
-    if not 0 <= row < MAX_ENVS:
-        raise ValueError(f"row must lie in [0, {MAX_ENVS}), got {row}.")
-    return seed * MAX_ENVS + row + (EVAL_SEED_OFFSET if evaluation else 0)
 
 
 @lru_cache(maxsize=4096)
@@ -354,3 +327,64 @@ def make_env(
     makers = [partial(_make_worker, env_id, seed=row, pixels=pixels, **worker) for row in seeds]
     batched = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
     return TransformedEnv(batched, MiniGridObservation(**settings))
+
+
+class MiniGrid:
+    """MiniGrid and BabyAI as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+
+    Args:
+        env_id: Any Gymnasium id of MiniGrid or BabyAI.
+
+    Keyword Args:
+        max_steps: Step limit of an episode; ``None`` for the id's own. Default: ``None``.
+        encode_mission: See :func:`make_env`. Default: ``None``.
+        done_is_valid: See :func:`make_env`. Default: ``False``.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        *,
+        max_steps: int | None = None,
+        encode_mission: bool | None = None,
+        done_is_valid: bool = False,
+    ) -> None:
+        self.env_id = env_id
+        self.settings = {
+            "max_steps": max_steps,
+            "encode_mission": encode_mission,
+            "done_is_valid": done_is_valid,
+        }
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of environments that tell what skills were shown."""
+        env = make_env(
+            self.env_id,
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+            **self.settings,
+        )
+        return env.append_transform(MiniGridSkills())
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
+        """Make the describer of views."""
+        return MiniGridDescriber(memory=memory, image=image)
+
+    def make_planner(self) -> MiniGridPlanner:
+        """Make the planner over the describer's facts."""
+        return MiniGridPlanner()
+
+    def summarize(self, batch: TensorDictBase) -> dict[str, float]:
+        """Return the skills that a batch shows."""
+        return summarize_skills(batch)

@@ -15,12 +15,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent
+from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, family_of
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+from lore_torchrl.envs.family import read_row
 
 #: Where the advice of a step came from.
 SOURCES = ("none", "call", "cache", "class", "PriorNet")
@@ -162,10 +162,9 @@ def play(
         finally:
             if acting.service is not None:
                 close_service(acting.service, drain_s=0.0)
-            if not acting.env.is_closed:
-                acting.env.close()
+            acting.env.close(raise_if_closed=False)
     step = int(Checkpoint.manifest(path)["metadata"]["collected_frames"])
-    return Recording(path, step, config.env.id, MiniGridDescriber.actions, played)
+    return Recording(path, step, config.env.id, player.describer.actions, played)
 
 
 def _restore(
@@ -194,7 +193,7 @@ class _Player:
         self, config: TrainConfig, agent: DreamerAgent, acting: Acting, share: float | None
     ) -> None:
         self.agent, self.acting = agent, acting
-        self.describer = MiniGridDescriber(memory=config.env.memory)
+        self.describer = family_of(config.env).make_describer(memory=config.env.memory)
         self.arm: int | None = None
         acting.policy.eval()
         if acting.share is None:
@@ -231,8 +230,7 @@ class _Player:
                 now = env.reset()
 
     def _describe(self, td: TensorDictBase, action: int | None) -> str:
-        seen = {key: td[key][0] for key in self.describer.in_keys}
-        seen = {k: v.numpy() if isinstance(v, torch.Tensor) else str(v) for k, v in seen.items()}
+        seen = read_row(td, 0, self.describer.in_keys)
         self.describer.observe(0, seen, action, reset=action is None)
         return self.describer.request(0, seen).description
 

@@ -10,9 +10,9 @@ pytest.importorskip("minigrid")
 from minigrid.core.constants import OBJECT_TO_IDX, STATE_TO_IDX
 from torchrl.envs import ParallelEnv, check_env_specs
 
+from lore_torchrl.envs import minigrid_skills as skills
 from lore_torchrl.envs.minigrid import make_env, make_single_env
-from lore_torchrl.transforms import skills
-from lore_torchrl.transforms.skills import (
+from lore_torchrl.envs.minigrid_skills import (
     DISTANCE_KEYS,
     RUNNING_KEYS,
     STEP_KEYS,

@@ -1,0 +1,225 @@
+"""What a run needs to know of an environment: one class a family, by its import path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from lore_torchrl.advisors.base import AdviceRequest, Describer
+
+#: Held-out seeds begin here: no training seed reaches as far.
+MAX_ENVS = 1000
+MAX_SEED = 1_000_000
+EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
+
+
+@runtime_checkable
+class EnvFamily(Protocol):
+    """Environments of one kind, with their describer.
+
+    Besides what is named here a family may have ``make_planner()``, which returns what
+    :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes its advice by, and
+    ``summarize(batch)``, which returns further metrics of a collector's batch by their name.
+    """
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of environments, of batch size ``[num_envs]`` even for one.
+
+        The policy reads ``observation``, float32 ``[num_envs, D]``, and writes a one-hot
+        ``action`` ``[num_envs, A]``. ``success``, bool ``[num_envs, 1]``, tells whether the
+        episode has succeeded with this step. Random steps (``lore.epsilon``) need an
+        ``action_mask``, bool ``[num_envs, A]``.
+
+        Keyword Args:
+            num_envs: Rows of the batch.
+            seed: Seed of the run: see :func:`row_seed`.
+            evaluation: Whether to draw from seeds that training never uses.
+            parallel: Whether each row gets its own process.
+            pixels: Whether to add ``pixels``, uint8 ``[num_envs, H, W, 3]``, for people.
+        """
+        ...
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> Describer:
+        """Make what turns observations into questions.
+
+        Keyword Args:
+            memory: Whether it remembers what was seen since the reset.
+            image: Whether its requests hold a picture.
+        """
+        ...
+
+
+def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
+    """Return the seed of one row of a batch: ``seed * 1000 + row``.
+
+    Evaluation adds :data:`EVAL_SEED_OFFSET`, the number of training row seeds that
+    exist, so no evaluation row ever shares its random stream with a training row, nor
+    with another row. (In small rooms two streams can still draw the same layout.)
+
+    Args:
+        seed: Seed of the run, from 0 to 999,999.
+        row: Row of the batch, from 0 to 999.
+        evaluation: Whether to return a held-out seed. Default: ``False``.
+
+    Raises:
+        ValueError: If ``seed`` or ``row`` is out of range.
+
+    Examples:
+        >>> row_seed(3, 1), row_seed(3, 1, evaluation=True)
+        (3001, 1000003001)
+    """
+    if not 0 <= seed < MAX_SEED:
+        raise ValueError(f"seed must lie in [0, {MAX_SEED}), got {seed}.")
+    if not 0 <= row < MAX_ENVS:
+        raise ValueError(f"row must lie in [0, {MAX_ENVS}), got {row}.")
+    return seed * MAX_ENVS + row + (EVAL_SEED_OFFSET if evaluation else 0)
+
+
+def build_family(
+    path: str, env_id: str, *, max_steps: int | None, options: Mapping[str, Any]
+) -> EnvFamily:
+    """Make a family by the import path of its class.
+
+    Args:
+        path: Such as ``"lore_torchrl.envs.minigrid.MiniGrid"``, or a class of your own.
+        env_id: Its first argument.
+
+    Keyword Args:
+        max_steps: Step limit of an episode, ``None`` for the environment's own.
+        options: Further keywords of the class.
+
+    Raises:
+        ValueError: If there is no such class, or it does not take these options.
+        TypeError: If it is no :class:`EnvFamily`.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        made = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"env.family={path!r} cannot be imported: {error}. Give the import path of a class, "
+            "and see that its module is on PYTHONPATH."
+        ) from error
+    known = inspect.signature(made).parameters
+    unknown = sorted(set(options) - set(known))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        raise ValueError(
+            f"env.options: {name} does not take {', '.join(unknown)}. It takes "
+            f"{', '.join(k for k in known if k not in ('self', 'env_id', 'max_steps'))}."
+        )
+    family = made(env_id, max_steps=max_steps, **options)
+    for method in ("make_env", "make_describer"):
+        if not callable(getattr(family, method, None)):
+            raise TypeError(f"{path} has no {method}(): see lore_torchrl.envs.family.EnvFamily.")
+    return family
+
+
+def check_family(family: EnvFamily, *, memory: bool = False) -> None:
+    """Make one environment of a family, and see that it and its describer fit together.
+
+    Args:
+        family: The family.
+
+    Keyword Args:
+        memory: Whether its describer is asked to remember.
+
+    Raises:
+        TypeError: If the describer lacks something, or a spec is of another kind.
+        ValueError: If shapes, actions or keys do not fit.
+    """
+    name = type(family).__name__
+    describer = family.make_describer(memory=memory)
+    kind = type(describer).__name__
+    for part in ("in_keys", "actions", "observe", "cache_key", "request"):
+        if not hasattr(describer, part):
+            raise TypeError(
+                f"{kind} has no {part!r}, which a describer needs: see "
+                "lore_torchrl.advisors.base.Describer."
+            )
+    env = family.make_env(num_envs=2, seed=0)
+    try:
+        if tuple(env.batch_size) != (2,):
+            raise ValueError(
+                f"{name}.make_env(num_envs=2) has batch size {list(env.batch_size)}, not [2]: "
+                "wrap single environments in a SerialEnv."
+            )
+        spec = env.full_observation_spec
+        for key in ("observation", "success", *describer.in_keys):
+            if key not in spec.keys(True, True):
+                reader = f", which {kind} reads" if key in describer.in_keys else ""
+                raise ValueError(f"{name}: the environment has no entry {key!r}{reader}.")
+        observation = spec["observation"]
+        if observation.dtype != torch.float32 or len(observation.shape) != 2:
+            raise ValueError(
+                f"{name}: 'observation' must be float32 [N, D], got {observation.dtype} "
+                f"{list(observation.shape)}."
+            )
+        actions = env.action_spec
+        if len(actions.shape) != 2 or actions.shape[-1] != len(describer.actions):
+            raise ValueError(
+                f"{name}: the action must be one-hot, [N, {len(describer.actions)}] for the "
+                f"describer's actions {list(describer.actions)}, got {list(actions.shape)}."
+            )
+        _check_questions(describer, env.reset())
+    finally:
+        env.close(raise_if_closed=False)
+
+
+def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:
+    kind = type(describer).__name__
+    seen = read_row(tensordict, 0, describer.in_keys)
+    describer.observe(0, seen, None, reset=True)
+    key = describer.cache_key(0, seen)
+    if not isinstance(key, str):
+        raise TypeError(f"{kind}.cache_key() must return text, got {type(key).__name__}.")
+    request = describer.request(0, seen)
+    if not isinstance(request, AdviceRequest):
+        raise TypeError(
+            f"{kind}.request() must return an AdviceRequest, got {type(request).__name__}."
+        )
+    if request.cache_key != key:
+        raise ValueError(
+            f"{kind}: the request's cache_key {request.cache_key!r} is not what cache_key() "
+            f"gives, {key!r}: the answer would never be found again."
+        )
+    if tuple(request.actions) != tuple(describer.actions):
+        raise ValueError(
+            f"{kind}: the request's actions {request.actions} are not its own, {describer.actions}."
+        )
+
+
+def read_row(
+    tensordict: TensorDictBase, row: int | tuple[int, ...], in_keys: Sequence[str]
+) -> dict[str, Any]:
+    """Return one row's entries as a describer takes them: arrays, and text as ``str``.
+
+    Args:
+        tensordict: Output of an environment.
+        row: Index into its batch; ``()`` for one without.
+        in_keys: The describer's.
+    """
+    values = {}
+    for key in in_keys:
+        value = tensordict[key] if row == () else tensordict[key][row]
+        values[key] = value.cpu().numpy() if isinstance(value, torch.Tensor) else str(value)
+    return values
+
+
+def planner_of(family: EnvFamily) -> Callable[[AdviceRequest], Sequence[float] | None] | None:
+    """Return the family's planner, ``None`` where it has none."""
+    make = getattr(family, "make_planner", None)
+    return None if make is None else make()
