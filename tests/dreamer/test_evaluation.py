@@ -23,6 +23,20 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(tmp_path):
         run.close()
 
 
+def test_evaluation_leaves_the_number_of_threads(tmp_path):
+    config = tiny_config(tmp_path)
+    run = build_run(config, advisor=planner())
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            _evaluate(config, run.agent)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+        run.close()
+
+
 def test_held_out_episodes_are_those_of_the_evaluation_seeds(tmp_path):
     from lore_torchrl.envs.minigrid import row_seed
 

@@ -20,7 +20,13 @@ from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS
-from lore_torchrl.envs.family import EnvFamily, build_family, check_family, planner_of
+from lore_torchrl.envs.family import (
+    EnvFamily,
+    build_family,
+    check_family,
+    close_env,
+    planner_of,
+)
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
@@ -80,7 +86,7 @@ def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") 
     probe = family.make_env(num_envs=1, seed=0)
     observation_dim = probe.observation_spec["observation"].shape[-1]
     num_actions = probe.action_spec.shape[-1]
-    probe.close(raise_if_closed=False)
+    close_env(probe)
     return build_agent(
         config.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
     )

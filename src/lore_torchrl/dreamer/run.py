@@ -42,6 +42,7 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import build_replay, stream_records
+from lore_torchrl.envs.family import close_env
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
 
@@ -260,7 +261,7 @@ def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
             deterministic=config.evaluation.deterministic,
         )
     finally:
-        env.close()
+        close_env(env)
 
 
 def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:

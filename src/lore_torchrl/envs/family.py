@@ -176,7 +176,7 @@ def check_family(family: EnvFamily, *, memory: bool = False) -> None:
             )
         _check_questions(describer, env.reset())
     finally:
-        env.close(raise_if_closed=False)
+        close_env(env)
 
 
 def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:
@@ -202,21 +202,32 @@ def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:
         )
 
 
-def read_row(
-    tensordict: TensorDictBase, row: int | tuple[int, ...], in_keys: Sequence[str]
-) -> dict[str, Any]:
+def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]) -> dict[str, Any]:
     """Return one row's entries as a describer takes them: arrays, and text as ``str``.
 
     Args:
         tensordict: Output of an environment.
-        row: Index into its batch; ``()`` for one without.
+        row: Index into its batch, ``None`` for one without.
         in_keys: The describer's.
     """
     values = {}
     for key in in_keys:
-        value = tensordict[key] if row == () else tensordict[key][row]
+        value = tensordict[key] if row is None else tensordict[key][row]
         values[key] = value.cpu().numpy() if isinstance(value, torch.Tensor) else str(value)
     return values
+
+
+def close_env(env: EnvBase) -> None:
+    """Close an environment, opened or not, and leave the number of threads as it was.
+
+    Closing a batched one makes TorchRL 0.14 raise it to that of the process's start.
+
+    Args:
+        env: The environment.
+    """
+    threads = torch.get_num_threads()
+    env.close(raise_if_closed=False)
+    torch.set_num_threads(threads)
 
 
 def planner_of(family: EnvFamily) -> Callable[[AdviceRequest], Sequence[float] | None] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.family import EnvFamily, read_row
+from lore_torchrl.envs.family import EnvFamily, close_env, read_row
 
 
 def sample_request(
@@ -52,5 +52,5 @@ def sample_request(
         ended = bool(stepped["next", "done"].any())
         seen = read_row(tensordict, 0, describer.in_keys)
         describer.observe(0, seen, None if ended else int(action), reset=ended)
-    env.close()
+    close_env(env)
     return describer.request(0, seen)

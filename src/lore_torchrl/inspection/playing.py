@@ -20,7 +20,7 @@ from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.family import read_row
+from lore_torchrl.envs.family import close_env, read_row
 
 #: Where the advice of a step came from.
 SOURCES = ("none", "call", "cache", "class", "PriorNet")
@@ -162,7 +162,7 @@ def play(
         finally:
             if acting.service is not None:
                 close_service(acting.service, drain_s=0.0)
-            acting.env.close(raise_if_closed=False)
+            close_env(acting.env)
     step = int(Checkpoint.manifest(path)["metadata"]["collected_frames"])
     return Recording(path, step, config.env.id, player.describer.actions, played)
 

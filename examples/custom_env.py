@@ -1,0 +1,80 @@
+"""Your own environment in one file: the environment, its describer, an adviser.
+
+    python examples/custom_env.py 3000
+    python examples/train.py env.family=custom_env.LockFamily env.id=Lock advisor=vllm ...
+"""
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.configs import EnvConfig, TrainConfig
+from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.gym_batch import gym_batch
+
+SWITCHES = 6
+
+
+class Lock(gym.Env):
+    """A lock opens when its switches are pressed from left to right; a wrong one resets it."""
+
+    def __init__(self, pixels=False):
+        box = gym.spaces.Box(0.0, 1.0, (SWITCHES + 1,), np.float32)
+        self.observation_space = gym.spaces.Dict({"observation": box})
+        self.action_space = gym.spaces.Discrete(SWITCHES)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.pressed = self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.pressed = self.pressed + 1 if action == self.pressed else 0
+        self.steps += 1
+        is_open = self.pressed == SWITCHES
+        return self._observe(), float(is_open), is_open, self.steps >= 60, {}
+
+    def _observe(self):
+        return {"observation": np.eye(SWITCHES + 1, dtype=np.float32)[self.pressed]}
+
+
+class LockDescriber:
+    in_keys = ("observation",)
+    actions = tuple(f"switch {number}" for number in range(SWITCHES))
+
+    def observe(self, row, observation, action, *, reset):
+        """Nothing is remembered."""
+
+    def cache_key(self, row, observation):
+        return str(observation["observation"].argmax())
+
+    coarse_key = cache_key
+
+    def request(self, row, observation):
+        key = self.cache_key(row, observation)
+        return AdviceRequest(f"{key} of {SWITCHES} switches are down.", self.actions, key)
+
+
+class LockFamily:
+    def __init__(self, env_id, *, max_steps=None):
+        self.env_id = env_id
+
+    def make_env(self, **settings):
+        return gym_batch(Lock, **settings)
+
+    def make_describer(self, *, memory=False, image=False):
+        return LockDescriber()
+
+
+class NextSwitch:
+    async def advise(self, requests):
+        return [Advice(tuple(3.0 * np.eye(SWITCHES)[int(r.cache_key)])) for r in requests]
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+    env = EnvConfig(family="custom_env.LockFamily", id="Lock")
+    config = TrainConfig(env=env, total_steps=steps, output_dir="outputs/custom_env")
+    print(f"held-out success {train(config, advisor=NextSwitch())['eval/success']:.2f}")

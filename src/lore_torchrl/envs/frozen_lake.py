@@ -1,0 +1,191 @@
+"""FrozenLake: a walk over ice with holes, slippery or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.gym_batch import EnvBase, gym, gym_batch
+
+ACTIONS = ("left", "down", "right", "up")
+_MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+_LEGEND = "'S' start, 'F' ice, 'H' hole (deadly), 'G' goal, '@' you"
+# Steps that are thought ahead of, and how much less a later goal is worth.
+_SWEEPS, _DISCOUNT = 500, 0.99
+
+
+class _OneHotState(gym.ObservationWrapper):
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.states = int(env.observation_space.n)
+        box = gym.spaces.Box(0.0, 1.0, (self.states,), np.float32)
+        self.observation_space = gym.spaces.Dict({"observation": box})
+
+    def observation(self, observation: int) -> dict[str, np.ndarray]:
+        state = np.zeros(self.states, dtype=np.float32)
+        state[observation] = 1.0
+        return {"observation": state}
+
+
+class FrozenLake:
+    """Gymnasium's FrozenLake as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+
+    The agent sees its own square, one-hot; the adviser is also told the map, which does not
+    change. On slippery ice a move goes as meant in one case of three, and to either side of
+    that in the others: there an action that changes nothing is no sign that it is wrong, so
+    use ``lore.calls.refute=false``.
+
+    Args:
+        env_id: Gymnasium id. Default: ``"FrozenLake-v1"``.
+
+    Keyword Args:
+        max_steps: Step limit of an episode; ``None`` for the id's own, 100. Default: ``None``.
+        map_name: ``"4x4"`` or ``"8x8"``. Default: ``"4x4"``.
+        slippery: Whether moves go astray. Default: ``True``.
+    """
+
+    def __init__(
+        self,
+        env_id: str = "FrozenLake-v1",
+        *,
+        max_steps: int | None = None,
+        map_name: str = "4x4",
+        slippery: bool = True,
+    ) -> None:
+        self.env_id = env_id
+        self.settings: dict[str, Any] = {"map_name": map_name, "is_slippery": slippery}
+        if max_steps is not None:
+            self.settings["max_episode_steps"] = max_steps
+        self.slippery = slippery
+        probe = gym.make(env_id, **self.settings)
+        # The squares by row: S, F, H and G.
+        self.squares = tuple("".join(cell.decode() for cell in r) for r in probe.unwrapped.desc)
+        probe.close()
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of lakes; ``observation`` is the square, one-hot ``[N, squares]``."""
+        return gym_batch(
+            partial(_make_lake, self.env_id, self.settings),
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+        )
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> FrozenLakeDescriber:
+        """Make the describer; there is nothing to remember, and no picture."""
+        return FrozenLakeDescriber(self.squares, slippery=self.slippery)
+
+    def make_planner(self) -> FrozenLakePlanner:
+        """Make the planner, which knows the map and how ice is."""
+        return FrozenLakePlanner(self.squares, slippery=self.slippery)
+
+
+def _make_lake(env_id: str, settings: Mapping[str, Any], pixels: bool) -> gym.Env:
+    return _OneHotState(gym.make(env_id, render_mode="rgb_array" if pixels else None, **settings))
+
+
+class FrozenLakeDescriber:
+    """The map with the agent on it, as text.
+
+    Args:
+        squares: Rows of the map.
+
+    Keyword Args:
+        slippery: Whether moves go astray.
+    """
+
+    in_keys = ("observation",)
+    actions = ACTIONS
+
+    def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:
+        self.squares = squares
+        self.slippery = slippery
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Nothing is remembered."""
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return the square's number: all that there is to know."""
+        return str(int(np.argmax(observation["observation"])))
+
+    coarse_key = cache_key
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the question about this square."""
+        key = self.cache_key(row, observation)
+        y, x = divmod(int(key), len(self.squares[0]))
+        rows = list(self.squares)
+        rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
+        ice = "Two moves of three slide to one side." if self.slippery else "Moves go as meant."
+        return AdviceRequest(
+            f"A frozen lake, seen from above ({_LEGEND}):\n" + "\n".join(rows) + f"\n{ice}",
+            self.actions,
+            key,
+            facts={"square": int(key)},
+            action_meanings=tuple(f"move one square {action}" for action in self.actions),
+            mission="reach the goal without falling into a hole",
+        )
+
+
+class FrozenLakePlanner:
+    r"""Values of the actions by value iteration on the true map.
+
+    .. math::
+        Q(s, a) = \sum_{s'} P(s' \mid s, a) \bigl(r(s') + \gamma \max_{a'} Q(s', a')\bigr),
+        \quad \gamma = 0.99
+
+    Args:
+        squares: Rows of the map.
+
+    Keyword Args:
+        slippery: Whether moves go astray.
+
+    Examples:
+        >>> planner = FrozenLakePlanner(("SF", "HG"), slippery=False)
+        >>> values = planner(AdviceRequest("", ACTIONS, "0", facts={"square": 0}))
+        >>> ACTIONS[max(range(4), key=values.__getitem__)]
+        'right'
+    """
+
+    def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:
+        height, width = len(squares), len(squares[0])
+        flat = "".join(squares)
+        reward = np.array([kind == "G" for kind in flat], dtype=np.float64)
+        ends = np.array([kind in "GH" for kind in flat])
+        following = np.empty((len(flat), 4), dtype=np.int64)
+        for square in range(len(flat)):
+            for action, (down, right) in enumerate(_MOVES):
+                y = min(max(square // width + down, 0), height - 1)
+                x = min(max(square % width + right, 0), width - 1)
+                following[square, action] = y * width + x
+        self._values = np.zeros((len(flat), 4))
+        for _ in range(_SWEEPS):
+            best = np.where(ends, 0.0, self._values.max(1))
+            worth = (reward + _DISCOUNT * best)[following]
+            if slippery:
+                # As meant, or at a right angle to it, to either side.
+                worth = (worth + np.roll(worth, 1, 1) + np.roll(worth, -1, 1)) / 3
+            self._values = worth
+
+    def __call__(self, request: AdviceRequest) -> list[float] | None:
+        """Return one value an action, ``None`` for requests of other describers."""
+        square = request.facts.get("square")
+        if not isinstance(square, int) or not 0 <= square < len(self._values):
+            return None
+        return self._values[square].tolist()

@@ -1,0 +1,341 @@
+"""Snake: eat apples, or avoid them, without hitting anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+
+ACTIONS = ("up", "right", "down", "left")
+_MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
+EMPTY, BODY, HEAD, APPLE, ENEMY = range(5)
+_SYMBOLS = ".o@A#"
+_COLORS = ((40, 40, 40), (60, 160, 60), (120, 230, 120), (210, 50, 50), (150, 80, 200))
+_DEADLY = -1000.0
+_UNREACHABLE = -100.0
+_BITTER = 50.0
+Cell = tuple[int, int]
+
+
+class SnakeEnv(gym.Env):
+    """A snake on a square field, with an apple, and another snake that moves at random.
+
+    The snake moves by one cell, and grows by one with each apple. An episode ends when it
+    hits the wall, itself or the other one (reward -1), and when it has eaten ``apples``
+    (reward 1 each). With ``poison`` an apple costs 1 and ends nothing.
+
+    Keyword Args:
+        size: Cells of a side, at least 4. Default: ``7``.
+        apples: Apples that end an episode. Default: ``3``.
+        poison: Whether apples are bad. Default: ``False``.
+        enemy: Whether there is another snake, of two cells. Default: ``True``.
+        max_steps: Step limit of an episode. Default: ``100``.
+        render_mode: ``"rgb_array"`` or ``None``. Default: ``None``.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        size: int = 7,
+        apples: int = 3,
+        poison: bool = False,
+        enemy: bool = True,
+        max_steps: int = 100,
+        render_mode: str | None = None,
+    ) -> None:
+        for name, value, least in (("size", size, 4), ("apples", apples, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be positive, got {max_steps}.")
+        self.size, self.apples, self.poison, self.enemy = size, apples, poison, enemy
+        self.max_steps = max_steps
+        self.render_mode = render_mode
+        self.action_space = gym.spaces.Discrete(len(ACTIONS))
+        one_hot = gym.spaces.Box(0.0, 1.0, (size * size * len(_SYMBOLS),), np.float32)
+        field = gym.spaces.Box(0, len(_SYMBOLS) - 1, (size, size), np.uint8)
+        self.observation_space = gym.spaces.Dict({"observation": one_hot, "field": field})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Put a snake of one cell, an apple and the other snake on the field."""
+        super().reset(seed=seed)
+        self.body: deque[Cell] = deque()
+        self.other: deque[Cell] = deque()
+        self.apple: Cell | None = None
+        self.body.appendleft(self._free_cell())
+        if self.enemy:
+            self.other.appendleft(self._free_cell())
+        self.apple = self._free_cell()
+        self.eaten = self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Move; then the other snake moves."""
+        self.steps += 1
+        head = self._ahead(self.body[0], int(action))
+        grows = head == self.apple
+        # The tail too, though it moves on: what the field shows as body is deadly.
+        crashed = not self._inside(head) or head in self.body or head in self.other
+        reward = 0.0
+        if not crashed:
+            self.body.appendleft(head)
+            if grows:
+                self.eaten += 1
+                reward = -1.0 if self.poison else 1.0
+                self.apple = self._free_cell()
+            else:
+                self.body.pop()
+            self._move_other()
+        terminated = crashed or (not self.poison and self.eaten >= self.apples)
+        if crashed:
+            reward = -1.0
+        return self._observe(), reward, terminated, self.steps >= self.max_steps, {}
+
+    def field(self) -> np.ndarray:
+        """Return what is where, uint8 ``[size, size]``."""
+        cells = np.full((self.size, self.size), EMPTY, dtype=np.uint8)
+        for kind, where in ((BODY, self.body), (ENEMY, self.other)):
+            for cell in where:
+                cells[cell] = kind
+        cells[self.body[0]] = HEAD
+        if self.apple is not None:
+            cells[self.apple] = APPLE
+        return cells
+
+    def render(self) -> np.ndarray:
+        """Return the field as a picture, uint8 ``[16 size, 16 size, 3]``."""
+        picture = np.array(_COLORS, dtype=np.uint8)[self.field()]
+        return picture.repeat(16, 0).repeat(16, 1)
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        field = self.field()
+        one_hot = np.eye(len(_SYMBOLS), dtype=np.float32)[field]
+        return {"observation": one_hot.reshape(-1), "field": field}
+
+    def _free_cell(self) -> Cell:
+        taken = {*self.body, *self.other, self.apple}
+        cells = [(y, x) for y in range(self.size) for x in range(self.size)]
+        free = [cell for cell in cells if cell not in taken]
+        return free[int(self.np_random.integers(len(free)))] if free else self.body[-1]
+
+    def _inside(self, cell: Cell) -> bool:
+        return all(0 <= part < self.size for part in cell)
+
+    @staticmethod
+    def _ahead(cell: Cell, action: int) -> Cell:
+        return cell[0] + _MOVES[action][0], cell[1] + _MOVES[action][1]
+
+    def _move_other(self) -> None:
+        if not self.enemy:
+            return
+        around = [self._ahead(self.other[0], action) for action in range(len(_MOVES))]
+        taken = {*self.body, *self.other, self.apple}
+        free = [cell for cell in around if self._inside(cell) and cell not in taken]
+        if free:
+            self.other.appendleft(free[int(self.np_random.integers(len(free)))])
+            if len(self.other) > 2:
+                self.other.pop()
+
+
+class _SnakeSuccess(Success):
+    """With ``poison``: success is to have lived to the step limit without eating."""
+
+    def __init__(self, *, poison: bool) -> None:
+        super().__init__()
+        self.poison = poison
+
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        if not self.poison:
+            return super()._step(tensordict, next_tensordict)
+        # Each apple eaten has left the snake longer than the one cell that it began with.
+        field = next_tensordict.get("field")
+        short = ((field == BODY).flatten(-2).sum(-1, keepdim=True)) == 0
+        alive = next_tensordict.get("truncated") & ~next_tensordict.get("terminated")
+        return next_tensordict.set("success", alive & short)
+
+
+class Snake:
+    """:class:`SnakeEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+
+    Args:
+        env_id: A name for logs. Default: ``"Snake"``.
+
+    Keyword Args:
+        max_steps: Step limit of an episode; ``None`` for 100. Default: ``None``.
+        size: Cells of a side. Default: ``7``.
+        apples: Apples that end an episode in success. Default: ``3``.
+        poison: Whether apples are bad; success is then to live to the step limit without
+            eating one. Default: ``False``.
+        enemy: Whether there is another snake. Default: ``True``.
+    """
+
+    def __init__(
+        self,
+        env_id: str = "Snake",
+        *,
+        max_steps: int | None = None,
+        size: int = 7,
+        apples: int = 3,
+        poison: bool = False,
+        enemy: bool = True,
+    ) -> None:
+        self.env_id = env_id
+        self.poison = poison
+        self.settings: dict[str, Any] = {
+            "size": size,
+            "apples": apples,
+            "poison": poison,
+            "enemy": enemy,
+            "max_steps": 100 if max_steps is None else max_steps,
+        }
+        SnakeEnv(**self.settings)
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of fields; ``observation`` is one-hot, ``[N, 5 size²]``."""
+        return gym_batch(
+            partial(_make_snake, self.settings),
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+            success=_SnakeSuccess(poison=self.poison),
+        )
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> SnakeDescriber:
+        """Make the describer; all is in sight, there is nothing to remember."""
+        return SnakeDescriber(poison=self.poison)
+
+    def make_planner(self) -> SnakePlanner:
+        """Make the planner, which looks for a way to the apple, or around it."""
+        return SnakePlanner()
+
+
+def _make_snake(settings: Mapping[str, Any], pixels: bool) -> gym.Env:
+    return SnakeEnv(**settings, render_mode="rgb_array" if pixels else None)
+
+
+class SnakeDescriber:
+    """The field as text.
+
+    Keyword Args:
+        poison: Whether apples are bad. Default: ``False``.
+    """
+
+    in_keys = ("field",)
+    actions = ACTIONS
+
+    def __init__(self, *, poison: bool = False) -> None:
+        self.poison = poison
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Nothing is remembered."""
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return the field, cell by cell."""
+        return "".join(_SYMBOLS[cell] for cell in observation["field"].reshape(-1))
+
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return where the apple lies, and which of the four cells around the head are free."""
+        field = observation["field"]
+        head, apple = _find(field, HEAD), _find(field, APPLE)
+        side = (
+            "-"
+            if apple is None
+            else "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
+        )
+        return side + "".join("x" if _blocked(field, head, action) else "." for action in range(4))
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the question about this field."""
+        field = np.asarray(observation["field"])
+        key = self.cache_key(row, observation)
+        rows = "\n".join("".join(_SYMBOLS[cell] for cell in line) for line in field)
+        apples = "poisonous: do not eat them" if self.poison else "good: eat them, you grow by one"
+        return AdviceRequest(
+            f"A game of Snake, seen from above ('@' your head, 'o' your body, 'A' apple, '#' "
+            f"another snake, which moves at random, '.' free; the edge is deadly, as are "
+            f"bodies):\n{rows}\nApples are {apples}.",
+            self.actions,
+            key,
+            facts={"field": field.copy(), "poison": self.poison},
+            action_meanings=tuple(f"move one cell {action}" for action in self.actions),
+            mission="stay alive and eat no apple" if self.poison else "stay alive and eat apples",
+        )
+
+
+class SnakePlanner:
+    """One value an action: the shortest free way to the apple, or room to move without it."""
+
+    def __call__(self, request: AdviceRequest) -> list[float] | None:
+        """Return one value an action, ``None`` for requests of other describers."""
+        field = request.facts.get("field")
+        if field is None or request.actions != ACTIONS:
+            return None
+        head, poison = _find(field, HEAD), bool(request.facts.get("poison"))
+        values = []
+        for action in range(len(ACTIONS)):
+            if _blocked(field, head, action):
+                values.append(_DEADLY)
+                continue
+            first = SnakeEnv._ahead(head, action)
+            distances = _flood(field, first)
+            # Where the other snake could shut it in there is less room.
+            room = min(len(distances), 12) + 0.1 * _freedom(field, first)
+            way = [steps for cell, steps in distances.items() if field[cell] == APPLE]
+            if poison:
+                values.append(room - (_BITTER if field[first] == APPLE else 0.0))
+            else:
+                values.append(-float(way[0]) if way else _UNREACHABLE + room)
+        return values
+
+
+def _find(field: np.ndarray, kind: int) -> Cell | None:
+    found = np.argwhere(field == kind)
+    return (int(found[0][0]), int(found[0][1])) if len(found) else None
+
+
+def _blocked(field: np.ndarray, cell: Cell, action: int) -> bool:
+    y, x = SnakeEnv._ahead(cell, action)
+    inside = 0 <= y < field.shape[0] and 0 <= x < field.shape[1]
+    return not inside or field[y, x] in (BODY, ENEMY)
+
+
+def _freedom(field: np.ndarray, cell: Cell) -> int:
+    return sum(not _blocked(field, cell, action) for action in range(len(ACTIONS)))
+
+
+def _flood(field: np.ndarray, start: Cell) -> dict[Cell, int]:
+    """Return the steps to every cell that can be reached from ``start``, itself included."""
+    distances, queue = {start: 0}, deque([start])
+    while queue:
+        cell = queue.popleft()
+        for action in range(len(ACTIONS)):
+            ahead = SnakeEnv._ahead(cell, action)
+            if not _blocked(field, cell, action) and ahead not in distances:
+                distances[ahead] = distances[cell] + 1
+                queue.append(ahead)
+    return distances

@@ -1,0 +1,252 @@
+"""Every family that a run can be configured with, and one of a user's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import DREAMER, tiny_config
+from torchrl.envs import check_env_specs
+
+from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
+from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.family import build_family, check_family, planner_of, read_row
+from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner
+from lore_torchrl.envs.minigrid import MiniGrid
+from lore_torchrl.envs.situation import sample_request
+from lore_torchrl.envs.snake import APPLE, HEAD, Snake, SnakeEnv
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FAMILIES = {
+    "minigrid": lambda: MiniGrid("MiniGrid-DoorKey-5x5-v0"),
+    "frozen lake": FrozenLake,
+    "dry lake, 8x8": lambda: FrozenLake(map_name="8x8", slippery=False),
+    "snake": Snake,
+    "poisonous snake": lambda: Snake(poison=True, enemy=False, size=5),
+}
+families = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+
+
+@families
+def test_specs_hold_and_environment_and_describer_fit(make):
+    family = make()
+    check_family(family)
+    check_env_specs(family.make_env(num_envs=2, seed=0))
+
+
+@families
+def test_a_seed_is_one_stream_of_episodes_for_each_row(make):
+    family = make()
+
+    def observations(**settings):
+        torch.manual_seed(0)
+        env = family.make_env(num_envs=2, **settings)
+        rollout = env.rollout(40, break_when_any_done=False)
+        env.close()
+        return rollout["observation"], rollout["success"]
+
+    first, again = observations(seed=3), observations(seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["minigrid", "snake"])
+def test_other_seeds_and_held_out_ones_are_other_episodes(name):
+    first, other, held_out = (
+        FAMILIES[name]().make_env(num_envs=8, **settings).reset()["observation"]
+        for settings in ({"seed": 0}, {"seed": 1}, {"seed": 0, "evaluation": True})
+    )
+    assert not torch.equal(first, other) and not torch.equal(first, held_out)
+
+
+@families
+def test_a_thousand_states_are_described(make):
+    family = make()
+    describer, planner = family.make_describer(), planner_of(family)
+    env = family.make_env(num_envs=20, seed=0)
+    torch.manual_seed(0)
+    rollout = env.rollout(50, break_when_any_done=False)
+    keys = {}
+    for row in range(20):
+        for time in range(50):
+            seen = read_row(rollout[row, time], None, describer.in_keys)
+            describer.observe(row, seen, None, reset=True)
+            request = describer.request(row, seen)
+            key = describer.cache_key(row, seen)
+            assert request.cache_key == key and isinstance(describer.coarse_key(row, seen), str)
+            assert keys.setdefault(key, request.description) == request.description
+            values = planner(request)
+            assert len(values) == len(describer.actions) and np.isfinite(values).all()
+    env.close()
+
+
+def follow(family, steps):
+    """Success of the planner, of all episodes that ended."""
+    describer, planner = family.make_describer(), planner_of(family)
+
+    def policy(tensordict):
+        actions = []
+        for row in range(tensordict.numel()):
+            seen = read_row(tensordict, row, describer.in_keys)
+            values = planner(describer.request(row, seen))
+            actions.append(int(np.argmax(values)))
+        action = torch.nn.functional.one_hot(torch.tensor(actions), len(describer.actions))
+        return tensordict.set("action", action)
+
+    env = family.make_env(num_envs=30, seed=0, evaluation=True)
+    rollout = env.rollout(steps, policy, break_when_any_done=False)
+    ended = rollout["next", "done"]
+    return rollout["next", "success"][ended].float().mean().item()
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "least"),
+    [
+        (FrozenLake, 100, 0.6),
+        (lambda: FrozenLake(slippery=False), 20, 1.0),
+        (Snake, 60, 0.9),
+        (lambda: Snake(poison=True), 100, 0.9),
+    ],
+)
+def test_planners_master_their_games(make, steps, least):
+    assert follow(make(), steps) >= least
+
+
+def test_the_lakes_values_solve_their_equation():
+    planner = FrozenLakePlanner(("SFF", "FHF", "FFG"), slippery=True)
+    values = planner._values
+    # From square 5, down: a third each of the goal, the hole at 4 and staying at 5.
+    expected = (1.0 + 0.0 + 0.99 * values[5].max()) / 3
+    assert values[5, 1] == pytest.approx(expected)
+    request = sample_request(FrozenLake(), steps=0)
+    assert "@FFF\nFHFH\nFFFH\nHFFG" in request.description
+    assert planner(sample_request(Snake())) is None
+
+
+def test_snake_eats_grows_and_dies():
+    env = SnakeEnv(size=4, apples=2, enemy=False)
+    env.reset(seed=0)
+    env.body.clear()
+    env.body.append((0, 0))
+    env.apple = (0, 1)
+    observation, reward, terminated, _, _ = env.step(1)
+    assert reward == 1.0 and not terminated and list(env.body) == [(0, 1), (0, 0)]
+    assert observation["field"][0, 1] == HEAD and (observation["field"] == APPLE).sum() == 1
+    assert observation["observation"].reshape(4, 4, 5).sum() == 16
+    env.apple = (3, 3)
+    assert env.step(3)[1:3] == (-1.0, True), "back into itself"
+    env.reset(seed=1)
+    env.body[0] = (0, 2)
+    assert env.step(0)[1:3] == (-1.0, True), "into the wall"
+    env = SnakeEnv(size=4, poison=True, enemy=False)
+    env.reset(seed=0)
+    env.body[0], env.apple = (0, 0), (0, 1)
+    assert env.step(1)[1:3] == (-1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"size": 3}, "size.*3"), ({"apples": 0}, "apples.*0"), ({"max_steps": 0}, "max_steps.*0")],
+)
+def test_impossible_snakes(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Snake(**settings)
+
+
+@pytest.mark.parametrize("name", ["frozen_lake.FrozenLake", "snake.Snake"])
+def test_a_whole_run_with_resume_and_pictures(name, tmp_path):
+    env = EnvConfig(family=f"lore_torchrl.envs.{name}", id="FrozenLake-v1", num_envs=2)
+    config = tiny_config(tmp_path / "run", total_steps=128, env=env, checkpoint_interval=64)
+    config.lore.calls.budget = 20
+    summary = train(config)
+    assert 0 < summary["advice/calls"] <= 20 and 0.0 <= summary["eval/success"] <= 1.0
+    from lore_torchrl.inspection import play
+
+    moment = play(tmp_path / "run", max_steps=2).episodes[0].moments[0]
+    assert moment.frame.any() and len(moment.policy) == 4
+
+
+def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import custom_env
+
+    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) <= 80
+    env = EnvConfig(family="custom_env.LockFamily", id="Lock", num_envs=2)
+    config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=160)
+    assert train(config, advisor=custom_env.NextSwitch())["advice/calls"] > 0
+
+
+def broken(**parts):
+    """A family with something wrong."""
+    monkey = {"in_keys": ("observation",), "actions": ("a", "b", "c", "d"), "key": "k"} | parts
+
+    class Describer:
+        in_keys, actions = monkey["in_keys"], monkey["actions"]
+
+        def observe(self, row, observation, action, *, reset):
+            pass
+
+        def cache_key(self, row, observation):
+            return monkey["key"]
+
+        def request(self, row, observation):
+            request = sample_request(FrozenLake())
+            return monkey.get("request", request)
+
+    class Family:
+        def make_env(self, **settings):
+            env = FrozenLake().make_env(**settings)
+            return monkey["env"](env) if "env" in monkey else env
+
+        def make_describer(self, *, memory=False, image=False):
+            describer = Describer()
+            if "without" in monkey:
+                monkeypatched = {n: getattr(describer, n) for n in dir(describer) if n[0] != "_"}
+                del monkeypatched[monkey["without"]]
+                return type("Describer", (), monkeypatched)()
+            return describer
+
+    return Family()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"without": "cache_key"}, "no 'cache_key'"),
+        ({"in_keys": ("image",)}, "no entry 'image', which Describer reads"),
+        ({"actions": ("a", "b")}, r"one-hot, \[N, 2\].*\[2, 4\]"),
+        ({"key": 3}, "must return text, got int"),
+        ({"request": "what now?"}, "AdviceRequest, got str"),
+        ({"key": "other"}, "'0' is not what cache_key"),
+        ({"key": "0"}, r"actions .* are not its own"),
+        ({"env": lambda env: env.base_env}, "no entry 'success'"),
+    ],
+)
+def test_what_does_not_fit_is_named(parts, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_family(broken(**parts))
+
+
+def test_families_that_are_none(monkeypatch):
+    with pytest.raises(ValueError, match=r"nowhere.*PYTHONPATH"):
+        build_family("nowhere.Family", "x", max_steps=None, options={})
+    with pytest.raises(ValueError, match=r"does not take depth. It takes map_name, slippery"):
+        build_family(
+            "lore_torchrl.envs.frozen_lake.FrozenLake", "x", max_steps=None, options={"depth": 3}
+        )
+    own = ModuleType("own")
+    own.Thing = type("Thing", (), {"__init__": lambda self, env_id, *, max_steps: None})
+    monkeypatch.setitem(sys.modules, "own", own)
+    with pytest.raises(TypeError, match=r"own.Thing has no make_env\(\)"):
+        build_family("own.Thing", "x", max_steps=None, options={})
+
+
+def test_an_adviser_that_needs_a_planner_says_so(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    env = EnvConfig(family="custom_env.LockFamily", id="Lock", num_envs=2)
+    config = TrainConfig(env=env, output_dir=str(tmp_path), lore=LoReConfig(calls=CallsConfig()))
+    with pytest.raises(ValueError, match=r"needs a planner.*make_planner"):
+        train(config)
