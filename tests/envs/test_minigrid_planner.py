@@ -90,6 +90,13 @@ def test_solves_doorkey_with_memory(name):
         "MiniGrid-KeyCorridorS3R1-v0",
         "MiniGrid-UnlockPickup-v0",
         "MiniGrid-Fetch-6x6-N2-v0",
+        "MiniGrid-KeyCorridorS3R2-v0",
+        "MiniGrid-ObstructedMaze-1Dl-v0",
+        "MiniGrid-GoToDoor-5x5-v0",
+        "MiniGrid-GoToObject-6x6-N2-v0",
+        "BabyAI-GoToRedBall-v0",
+        "BabyAI-GoToLocal-v0",
+        "BabyAI-OpenDoorColor-v0",
     ],
 )
 def test_solves_other_families_with_memory(env_id):
@@ -141,7 +148,14 @@ def test_without_memory_and_nothing_to_do_it_turns_right():
 
 
 @pytest.mark.parametrize(
-    "mission", ["go to the red door", "put the blue ball near the red key", "", "open the box"]
+    "mission",
+    [
+        "go to the matching object at the end of the hallway",
+        "put the blue ball near the red key",
+        "go to the red ball and open the blue door",
+        "",
+        "open the box",
+    ],
 )
 def test_missions_not_covered_get_no_advice(mission):
     describer = MiniGridDescriber()

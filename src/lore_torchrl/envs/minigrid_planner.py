@@ -48,6 +48,10 @@ _FETCH = re.compile(
     r"^(?P<verb>pick up|get|go get|fetch|go fetch|you must fetch) (?:the|an?) "
     rf"(?:(?P<color>{'|'.join(COLORS)}) )?(?P<kind>key|ball|box)$"
 )
+_GO = re.compile(
+    rf"^(?P<verb>go to|open) (?:the|an?) (?:(?P<color>{'|'.join(COLORS)}) )?"
+    r"(?P<kind>key|ball|box|door)$"
+)
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,12 @@ class _Situation:
 
 @dataclass(frozen=True)
 class _Task:
-    """What the mission asks to reach or take up, and whether keys and obstacles may be."""
+    """What the mission asks to do with which object, and whether others may be taken up."""
 
     kind: int | None = None
     color: int | None = None
     tools: bool = True
+    action: str = "pickup"
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,8 @@ class MiniGridPlanner:
     4. a key, unless an open door of its colour shows that it has served;
     5. an object that bars the way to the goal: take it up;
     6. a closed door: open it;
-    7. the nearest unseen cell next to a cell that can be walked on: face it.
+    7. the nearest unseen cell next to a cell that can be walked on: face it (before 6 where
+       the mission is to go to something).
 
     Whatever else is carried is dropped first, where it blocks nothing. With none of these
     it turns right. Lava is never entered and has the lowest value. Useless actions leave
@@ -128,10 +134,12 @@ class MiniGridPlanner:
     Turning left counts a quarter step more than turning right, to decide between equals.
 
     It covers missions that reach a goal (Empty, DoorKey, MultiRoom, FourRooms, Crossing,
-    LavaGap, DistShift, LockedRoom), open one door (Unlock) or pick up one named object
-    (Fetch, UnlockPickup, BlockedUnlockPickup, KeyCorridor). Boxes are not opened, so mazes
-    that hide the key in one (ObstructedMaze ``h``) are explored but not solved, and moving
-    obstacles are treated as fixed. For any other mission, and for a request without the
+    LavaGap, DistShift, LockedRoom), open one door (Unlock, BabyAI's OpenDoor), pick up one
+    named object (Fetch, UnlockPickup, BlockedUnlockPickup, KeyCorridor, BabyAI's Pickup) or
+    go to one (GoToDoor, GoToObject, BabyAI's GoTo): facing it, ``done``. Boxes are not
+    opened, so mazes that hide the key in one (ObstructedMaze ``h``) are explored but not
+    solved, and moving obstacles are treated as fixed. For any other mission (Memory,
+    PutNext, BabyAI's with several parts, places or "object"), and for a request without the
     facts of :class:`~lore_torchrl.envs.minigrid_describe.MiniGridDescriber`, it returns
     ``None``.
 
@@ -181,7 +189,14 @@ def _task(mission: str) -> _Task | None:
         # Fetch, which never says "pick up", ends at the first object taken up.
         return _Task(OBJECTS.index(fetch["kind"]), color, tools=fetch["verb"] == "pick up")
     if _REACH.search(mission):
-        return _Task(GOAL)
+        return _Task(GOAL, action="forward")
+    go = _GO.match(mission)
+    if go and (go["verb"] == "go to" or go["kind"] == "door"):
+        color = None if go["color"] is None else COLORS.index(go["color"])
+        opens = go["verb"] == "open"
+        # What is gone to may be a key or an obstacle: nothing is taken up on the way.
+        action = "toggle" if opens else "done"
+        return _Task(OBJECTS.index(go["kind"]), color, tools=opens, action=action)
     # Unlock: opening the locked door ends the episode, so there is nothing to find.
     return _Task() if mission == "open the door" else None
 
@@ -191,7 +206,9 @@ def _choose(now: _Situation, task: _Task, *, view: Cell | None) -> _SubGoal:
     barred = None
     if task.kind is not None:
         wanted = [cell for cell in now.find(task.kind) if task.color in (None, now.cells[cell][1])]
-        goal = _SubGoal(frozenset(wanted), "forward" if task.kind == GOAL else "pickup")
+        if task.action == "toggle":
+            wanted = [cell for cell in wanted if _opens(now, cell)]
+        goal = _SubGoal(frozenset(wanted), task.action)
         if _reachable(now, goal):
             by_hand = goal.action == "pickup" and now.carrying is not None
             return _drop(now, goal) if by_hand else goal
@@ -204,14 +221,20 @@ def _choose(now: _Situation, task: _Task, *, view: Cell | None) -> _SubGoal:
             return errand
 
     closed = _SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
-    if _reachable(now, closed):
-        return closed
     explore = _SubGoal(_frontier(now, view=view), "look")
-    if _reachable(now, explore):
-        return explore
+    # GoToDoor ends where a wrong door is opened: there, look around first.
+    for errand in (explore, closed) if task.action == "done" else (closed, explore):
+        if _reachable(now, errand):
+            return errand
     # Without memory: along the walls, one way round.
     ahead = view is not None and math.isfinite(now.entry_cost(now.front))
     return _SubGoal(frozenset(), "forward" if ahead else "right")
+
+
+def _opens(now: _Situation, door: Cell) -> bool:
+    """Return whether a door is shut and would open with what is carried."""
+    _, color, state = now.at(door)
+    return state == CLOSED or (state == LOCKED and now.carrying == (KEY, color))
 
 
 def _unlock(now: _Situation, doors: Sequence[tuple[Cell, int, int]]) -> _SubGoal | None:
@@ -362,7 +385,7 @@ def _value(now: _Situation, goal: _SubGoal, action: str, distances: _Distances) 
         after = now.put(now.front, (*now.carrying, 0))
         undo = _UNDO
     elif action == "toggle" and kind == DOOR:
-        opens = state == CLOSED or (state == LOCKED and now.carrying == (KEY, color))
+        opens = _opens(now, now.front)
         if opens or state == OPEN:
             after = now.put(now.front, (DOOR, color, OPEN if opens else CLOSED))
     elif action == "toggle" and kind == BOX:
