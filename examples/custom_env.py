@@ -1,8 +1,4 @@
-"""Your own environment in one file: the environment, its describer, an adviser.
-
-    python examples/custom_env.py 3000
-    python examples/train.py env.family=custom_env.LockFamily env.id=Lock advisor=vllm ...
-"""
+"""Your own environment, its describer and an adviser: python examples/custom_env.py 3000."""
 
 import sys
 
@@ -21,6 +17,7 @@ class Lock(gym.Env):
     """A lock opens when its switches are pressed from left to right; a wrong one resets it."""
 
     def __init__(self, pixels=False):
+        self.render_mode = "rgb_array"
         box = gym.spaces.Box(0.0, 1.0, (SWITCHES + 1,), np.float32)
         self.observation_space = gym.spaces.Dict({"observation": box})
         self.action_space = gym.spaces.Discrete(SWITCHES)
@@ -39,13 +36,15 @@ class Lock(gym.Env):
     def _observe(self):
         return {"observation": np.eye(SWITCHES + 1, dtype=np.float32)[self.pressed]}
 
+    def render(self):
+        return np.full((32, 32, 3), 255 * self.pressed // SWITCHES, dtype=np.uint8)
+
 
 class LockDescriber:
     in_keys = ("observation",)
     actions = tuple(f"switch {number}" for number in range(SWITCHES))
 
-    def observe(self, row, observation, action, *, reset):
-        """Nothing is remembered."""
+    def observe(self, row, observation, action, *, reset): ...
 
     def cache_key(self, row, observation):
         return str(observation["observation"].argmax())
@@ -58,8 +57,7 @@ class LockDescriber:
 
 
 class LockFamily:
-    def __init__(self, env_id, *, max_steps=None):
-        self.env_id = env_id
+    def __init__(self, env_id, *, max_steps=None): ...
 
     def make_env(self, **settings):
         return gym_batch(Lock, **settings)
@@ -74,7 +72,6 @@ class NextSwitch:
 
 
 if __name__ == "__main__":
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    env = EnvConfig(family="custom_env.LockFamily", id="Lock")
+    env, steps = EnvConfig(family="custom_env.LockFamily", id="Lock"), int(sys.argv[1])
     config = TrainConfig(env=env, total_steps=steps, output_dir="outputs/custom_env")
     print(f"held-out success {train(config, advisor=NextSwitch())['eval/success']:.2f}")

@@ -23,7 +23,7 @@ if __name__ == "__main__":
         """Play, draw, and say where it is."""
         try:
             recording, page = inspect_checkpoint(OmegaConf.to_object(config))
-        except (OSError, RuntimeError, ValueError) as error:
+        except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             sys.exit(f"Cannot inspect: {error}")
         for index, episode in enumerate(recording.episodes):
             print(f"episode {index}: {episode.outcome}")

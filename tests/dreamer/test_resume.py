@@ -165,7 +165,32 @@ def test_a_checkpoint_of_format_0_is_read(finished, tmp_path):
     config = replace(
         finished[0].config, total_steps=192, output_dir=str(folder), resume=str(folder)
     )
-    assert train(config, advisor=planner())["step"] == 192
+    run = build_run(config, advisor=planner())
+    try:
+        bandit = run.learner.loss.actor_loss.bandit
+        assert torch.equal(bandit.drawn_from, bandit.probs()), "computed from what was saved"
+        run.trainer.train()
+        assert run.trainer.collected_frames == 192
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "value", "named"),
+    [
+        ("bandit", "enabled", False, "lore.bandit"),
+        ("bandit", "arms", [0.0, 1.0], "lore.bandit"),
+        ("prior_net", "num_cells", 7, "lore.prior_net"),
+        ("calibration", "enabled", False, "lore.calibration"),
+        ("gate", "disagreement_weight", 0.3, "lore.gate's parts"),
+    ],
+)
+def test_parts_that_could_not_be_restored_are_named(finished, part, setting, value, named):
+    config = replace(finished[0].config, resume=finished[0].config.output_dir)
+    config.lore = copy.deepcopy(config.lore)
+    setattr(getattr(config.lore, part), setting, value)
+    with pytest.raises(ValueError, match=f"resume: {named}.* differ"):
+        build_run(config, advisor=planner())
 
 
 def _without(state, name):

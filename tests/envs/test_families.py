@@ -14,8 +14,15 @@ from torchrl.envs import check_env_specs
 
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
-from lore_torchrl.envs.family import build_family, check_family, planner_of, read_row
-from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner
+from lore_torchrl.envs.family import (
+    build_family,
+    check_family,
+    close_env,
+    planner_of,
+    read_row,
+)
+from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner, _make_lake
+from lore_torchrl.envs.gym_batch import gym_batch
 from lore_torchrl.envs.minigrid import MiniGrid
 from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.envs.snake import APPLE, HEAD, Snake, SnakeEnv
@@ -157,7 +164,7 @@ def test_impossible_snakes(settings, message):
 
 
 @pytest.mark.parametrize("name", ["frozen_lake.FrozenLake", "snake.Snake"])
-def test_a_whole_run_with_resume_and_pictures(name, tmp_path):
+def test_a_whole_run_and_pictures_of_it(name, tmp_path):
     env = EnvConfig(family=f"lore_torchrl.envs.{name}", id="FrozenLake-v1", num_envs=2)
     config = tiny_config(tmp_path / "run", total_steps=128, env=env, checkpoint_interval=64)
     config.lore.calls.budget = 20
@@ -217,7 +224,7 @@ def broken(**parts):
     [
         ({"without": "cache_key"}, "no 'cache_key'"),
         ({"in_keys": ("image",)}, "no entry 'image', which Describer reads"),
-        ({"actions": ("a", "b")}, r"one-hot, \[N, 2\].*\[2, 4\]"),
+        ({"actions": ("a", "b")}, r"has 4 actions, Describer names 2"),
         ({"key": 3}, "must return text, got int"),
         ({"request": "what now?"}, "AdviceRequest, got str"),
         ({"key": "other"}, "'0' is not what cache_key"),
@@ -228,6 +235,59 @@ def broken(**parts):
 def test_what_does_not_fit_is_named(parts, message):
     with pytest.raises((TypeError, ValueError), match=message):
         check_family(broken(**parts))
+
+
+def test_what_a_run_needs_beyond_that_is_named():
+    with pytest.raises(TypeError, match=r"no 'coarse_key'.*lore.calls.coarse=false"):
+        check_family(broken(), coarse=True)
+    with pytest.raises(ValueError, match=r"'action_mask', which lore\.epsilon"):
+        check_family(FrozenLake(), masked=True)
+    check_family(broken(without="request"), advised=False)
+    with pytest.raises(ValueError, match="no entry 'success'"):
+        check_family(broken(env=lambda env: env.base_env), advised=False)
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5-v0", "BabyAI-GoToLocal-v0"])
+def test_rows_are_read_with_their_whole_text(name):
+    env = MiniGrid(name).make_env(num_envs=3, seed=0)
+    tensordict = env.reset()
+    for row in range(3):
+        mission = read_row(tensordict, row, ("mission",))["mission"]
+        assert len(mission.split()) > 3
+        assert mission == str(tensordict[row]["mission"])
+    assert (
+        mission in sample_request(MiniGrid("MiniGrid-DoorKey-5x5-v0")).description
+        or "go" in mission
+    )
+    env.close()
+
+
+def test_the_larger_lake_by_its_own_id():
+    assert len(FrozenLake("FrozenLake8x8-v1").squares) == 8
+    assert len(FrozenLake().squares) == 4
+
+
+def test_rows_in_processes_of_their_own_are_those_of_one_process():
+    rollouts = []
+    for parallel in (False, True):
+        env = Snake().make_env(num_envs=2, seed=5, parallel=parallel)
+        actions = torch.eye(4, dtype=torch.long)[torch.tensor([[0, 1], [1, 2], [2, 3]])]
+
+        tensordict, seen = env.reset(), []
+        for action in actions:
+            stepped, tensordict = env.step_and_maybe_reset(tensordict.set("action", action))
+            seen.append(stepped["next", "observation"].clone())
+        rollouts.append(torch.stack(seen))
+        close_env(env)
+    assert torch.equal(*rollouts)
+
+
+def test_an_environment_that_cannot_be_drawn_says_so():
+    def blind(pixels):
+        return _make_lake("FrozenLake-v1", {}, False)
+
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        gym_batch(blind, num_envs=1, seed=0, pixels=True).reset()
 
 
 def test_families_that_are_none(monkeypatch):

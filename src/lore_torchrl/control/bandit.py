@@ -280,8 +280,10 @@ class ShareBandit(nn.Module):
         return self._generator_on(self.low.device).get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on with a saved random stream."""
-        self._generator_on(self.low.device).set_state(state.cpu())
+        """Go on with a saved random stream; one of another kind of device begins anew."""
+        generator = self._generator_on(self.low.device)
+        if state.numel() == generator.get_state().numel():
+            generator.set_state(state.cpu())
 
     def __getstate__(self) -> dict[str, Any]:
         # A generator cannot be copied: copies begin at the seed.

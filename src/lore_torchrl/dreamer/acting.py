@@ -81,8 +81,14 @@ def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") 
         device: Where the parameters live. Default: ``"cpu"``.
     """
     family = family_of(config.env)
-    if config.lore.enabled:
-        check_family(family, memory=config.env.memory)
+    lore = config.lore
+    check_family(
+        family,
+        memory=config.env.memory,
+        coarse=lore.enabled and lore.calls.coarse,
+        masked=lore.enabled and lore.epsilon.eps_init > 0,
+        advised=lore.enabled,
+    )
     probe = family.make_env(num_envs=1, seed=0)
     observation_dim = probe.observation_spec["observation"].shape[-1]
     num_actions = probe.action_spec.shape[-1]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -72,15 +73,39 @@ class Run:
 
 
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
-    fixed = ("env", "dreamer", "seed")
-    changed = [name for name in fixed if getattr(saved, name) != getattr(config, name)]
-    if saved.lore.enabled != config.lore.enabled:
-        changed.append("lore.enabled")
+    before, now = _structure(saved), _structure(config)
+    changed = [name for name in now if now[name] != before.get(name)]
     if changed:
         raise ValueError(
             f"resume: {', '.join(changed)} differ from the checkpoint's run. Use the same "
             "configuration, or start a new run."
         )
+
+
+def _structure(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that decide what there is to restore, by name."""
+    lore, gate = config.lore, config.lore.gate
+    fixed = {name: getattr(config, name) for name in ("env", "dreamer", "seed")}
+    fixed["lore.enabled"] = lore.enabled
+    if not lore.enabled:
+        return fixed
+    for part, names in (
+        ("bandit", ("enabled", "arms")),
+        ("prior_net", ("enabled", "depth", "num_cells", "num_bins")),
+        ("calibration", ("enabled", "num_bins")),
+    ):
+        settings = getattr(lore, part)
+        shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
+        fixed[f"lore.{part}"] = json.loads(json.dumps(shape))
+    fixed["lore.gate's parts"] = (
+        *(gate.value_source, gate.value_weight > 0, gate.disagreement_weight > 0),
+        *(gate.adapt_rate > 0, gate.hysteresis is None),
+    )
+    if gate.disagreement_weight:
+        fixed["lore.disagreement"] = lore.disagreement
+    if gate.value_source == "ensemble":
+        fixed["lore.value_ensemble"] = lore.value_ensemble
+    return fixed
 
 
 def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:

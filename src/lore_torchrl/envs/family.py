@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.data import OneHot
 from torchrl.envs import EnvBase
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
@@ -128,28 +129,41 @@ def build_family(
     return family
 
 
-def check_family(family: EnvFamily, *, memory: bool = False) -> None:
+def check_family(
+    family: EnvFamily,
+    *,
+    memory: bool = False,
+    coarse: bool = False,
+    masked: bool = False,
+    advised: bool = True,
+) -> None:
     """Make one environment of a family, and see that it and its describer fit together.
 
     Args:
         family: The family.
 
     Keyword Args:
-        memory: Whether its describer is asked to remember.
+        memory: Whether its describer is asked to remember. Default: ``False``.
+        coarse: Whether a ``coarse_key`` is needed. Default: ``False``.
+        masked: Whether an ``action_mask`` is needed. Default: ``False``.
+        advised: Whether there is a describer to look at. Default: ``True``.
 
     Raises:
         TypeError: If the describer lacks something, or a spec is of another kind.
         ValueError: If shapes, actions or keys do not fit.
     """
     name = type(family).__name__
-    describer = family.make_describer(memory=memory)
+    describer = family.make_describer(memory=memory) if advised else None
     kind = type(describer).__name__
-    for part in ("in_keys", "actions", "observe", "cache_key", "request"):
+    parts = ["in_keys", "actions", "observe", "cache_key", "request"]
+    for part in [*parts, "coarse_key"][: len(parts) + coarse] if advised else []:
         if not hasattr(describer, part):
+            hint = " (or set lore.calls.coarse=false)" if part == "coarse_key" else ""
             raise TypeError(
-                f"{kind} has no {part!r}, which a describer needs: see "
+                f"{kind} has no {part!r}, which a describer needs{hint}: see "
                 "lore_torchrl.advisors.base.Describer."
             )
+    read = tuple(describer.in_keys) if advised else ()
     env = family.make_env(num_envs=2, seed=0)
     try:
         if tuple(env.batch_size) != (2,):
@@ -158,9 +172,11 @@ def check_family(family: EnvFamily, *, memory: bool = False) -> None:
                 "wrap single environments in a SerialEnv."
             )
         spec = env.full_observation_spec
-        for key in ("observation", "success", *describer.in_keys):
+        for key in ("observation", "success", *(["action_mask"] if masked else []), *read):
             if key not in spec.keys(True, True):
-                reader = f", which {kind} reads" if key in describer.in_keys else ""
+                reader = f", which {kind} reads" if key in read else ""
+                if key == "action_mask":
+                    reader = ", which lore.epsilon draws by"
                 raise ValueError(f"{name}: the environment has no entry {key!r}{reader}.")
         observation = spec["observation"]
         if observation.dtype != torch.float32 or len(observation.shape) != 2:
@@ -169,12 +185,18 @@ def check_family(family: EnvFamily, *, memory: bool = False) -> None:
                 f"{list(observation.shape)}."
             )
         actions = env.action_spec
-        if len(actions.shape) != 2 or actions.shape[-1] != len(describer.actions):
+        if not isinstance(actions, OneHot) or len(actions.shape) != 2:
             raise ValueError(
-                f"{name}: the action must be one-hot, [N, {len(describer.actions)}] for the "
-                f"describer's actions {list(describer.actions)}, got {list(actions.shape)}."
+                f"{name}: the action must be one-hot, [N, A], got {type(actions).__name__} "
+                f"{list(actions.shape)}."
             )
-        _check_questions(describer, env.reset())
+        if advised:
+            if actions.shape[-1] != len(describer.actions):
+                raise ValueError(
+                    f"{name} has {actions.shape[-1]} actions, {kind} names "
+                    f"{len(describer.actions)}: {list(describer.actions)}."
+                )
+            _check_questions(describer, env.reset())
     finally:
         close_env(env)
 
@@ -212,7 +234,10 @@ def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]
     """
     values = {}
     for key in in_keys:
-        value = tensordict[key] if row is None else tensordict[key][row]
+        value = tensordict[key]
+        # Text that all rows share is not a list of rows.
+        if row is not None and not isinstance(value, str):
+            value = value[row]
         values[key] = value.cpu().numpy() if isinstance(value, torch.Tensor) else str(value)
     return values
 

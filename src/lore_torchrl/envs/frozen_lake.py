@@ -44,7 +44,7 @@ class FrozenLake:
 
     Keyword Args:
         max_steps: Step limit of an episode; ``None`` for the id's own, 100. Default: ``None``.
-        map_name: ``"4x4"`` or ``"8x8"``. Default: ``"4x4"``.
+        map_name: ``"4x4"`` or ``"8x8"``; ``None`` for the id's own. Default: ``None``.
         slippery: Whether moves go astray. Default: ``True``.
     """
 
@@ -53,11 +53,13 @@ class FrozenLake:
         env_id: str = "FrozenLake-v1",
         *,
         max_steps: int | None = None,
-        map_name: str = "4x4",
+        map_name: str | None = None,
         slippery: bool = True,
     ) -> None:
         self.env_id = env_id
-        self.settings: dict[str, Any] = {"map_name": map_name, "is_slippery": slippery}
+        self.settings: dict[str, Any] = {"is_slippery": slippery}
+        if map_name is not None:
+            self.settings["map_name"] = map_name
         if max_steps is not None:
             self.settings["max_episode_steps"] = max_steps
         self.slippery = slippery

@@ -69,11 +69,12 @@ def gym_batch(
         seed: Seed of the run: see :func:`~lore_torchrl.envs.family.row_seed`.
         evaluation: Whether to draw from the held-out seeds. Default: ``False``.
         parallel: Whether each row gets its own process. Default: ``False``.
-        pixels: Whether to draw each observation. Default: ``False``.
+        pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
         success: Transform that writes ``success``. Default: :class:`Success`.
 
     Raises:
-        ValueError: If ``num_envs`` is out of range.
+        ValueError: If ``num_envs`` is out of range, or ``pixels`` are asked of an environment
+            whose ``render_mode`` is not ``"rgb_array"``.
     """
     if not 1 <= num_envs <= MAX_ENVS:
         raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
@@ -85,6 +86,11 @@ def gym_batch(
 
 def _make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool) -> EnvBase:
     env = make(pixels)
+    if pixels and env.render_mode != "rgb_array":
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} cannot be drawn: give it render_mode='rgb_array' and "
+            "a render() that returns uint8 [H, W, 3]."
+        )
     # Seeds the generator that all later resets of this environment draw from.
     env.reset(seed=seed)
     return GymWrapper(env, from_pixels=pixels, pixels_only=False)

@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from lore_torchrl.configs import InspectConfig
-from lore_torchrl.inspection.page import write_page
-from lore_torchrl.inspection.pictures import draw, save_sheets, save_timeline, save_video
+from lore_torchrl.inspection.page import to_png, write_page
+from lore_torchrl.inspection.pictures import (
+    check_video,
+    draw,
+    save_sheets,
+    save_timeline,
+    save_video,
+)
 from lore_torchrl.inspection.playing import Recording, play
 
 
@@ -20,6 +26,8 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
         What was played, and the path of the page.
     """
     c = config
+    if c.video is not None:
+        check_video(c.video)
     recording = play(
         c.checkpoint,
         episodes=c.episodes,
@@ -34,7 +42,8 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
     pictures, timelines = [], []
     for index, episode in enumerate(recording.episodes):
         drawn = [draw(recording, index, step) for step in range(len(episode.moments))]
-        pictures.append(drawn)
+        # Of a long episode the pictures themselves would fill the memory.
+        pictures.append([to_png(picture) for picture in drawn])
         timelines.append(save_timeline(output / f"episode{index}_timeline.png", episode))
         save_sheets(output, f"episode{index}", drawn)
         if c.video is not None:

@@ -47,7 +47,7 @@ choose();
 def write_page(
     path: str | Path,
     recording: Recording,
-    pictures: Sequence[Sequence[np.ndarray]],
+    pictures: Sequence[Sequence[bytes]],
     timelines: Sequence[Path],
 ) -> Path:
     """Write one HTML file with every step's picture and text and a slider over them.
@@ -57,20 +57,19 @@ def write_page(
     Args:
         path: The file.
         recording: What was played.
-        pictures: For each episode, one picture for each step.
+        pictures: For each episode, one PNG for each step: see :func:`to_png`.
         timelines: For each episode, its time line as PNG.
     """
     data = []
     for episode, drawn, timeline in zip(recording.episodes, pictures, timelines, strict=True):
         steps = [
-            {"picture": _png(picture), "text": moment.text}
+            {"picture": _inline(picture), "text": moment.text}
             for moment, picture in zip(episode.moments, drawn, strict=True)
         ]
-        image = base64.b64encode(Path(timeline).read_bytes()).decode()
         data.append(
             {
                 "outcome": episode.outcome,
-                "timeline": f"data:image/png;base64,{image}",
+                "timeline": _inline(Path(timeline).read_bytes()),
                 "steps": steps,
             }
         )
@@ -95,7 +94,12 @@ def write_page(
     return path
 
 
-def _png(picture: np.ndarray) -> str:
+def to_png(picture: np.ndarray) -> bytes:
+    """Return a picture, uint8 ``[H, W, 3]``, as a small PNG of 64 colours."""
     buffer = io.BytesIO()
     Image.fromarray(picture).quantize(64).save(buffer, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue()
+
+
+def _inline(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

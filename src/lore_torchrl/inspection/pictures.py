@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,10 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     room.imshow(moment.frame)
     room.set_axis_off()
     room.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
+    left = moment.share * moment.trust
     numbers = [
         f"advice: {moment.source}" + (f" ({moment.confidence:.2f})" if moment.prior else ""),
-        f"β {moment.beta:.2f} × {moment.share:g}   KL {moment.kl:.3f}   V {moment.value:.2f}",
+        f"β {moment.beta:.2f} × {left:.2g}   KL {moment.kl:.3f}   V {moment.value:.2f}",
         "   ".join(f"{name} {part:.2f}" for name, part in moment.uncertainty.items()),
     ]
     room.text(0.0, -0.04, "\n".join(numbers), transform=room.transAxes, va="top", fontsize=8)
@@ -88,26 +90,37 @@ def save_video(
         ValueError: If the file's ending is another.
     """
     path = Path(path)
+    check_video(path.suffix[1:])
     if path.suffix == ".gif":
         frames = [Image.fromarray(picture).quantize(64) for picture in pictures]
         duration = round(1000 / steps_per_s)
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=duration, loop=0)
-    elif path.suffix == ".mp4":
-        try:
-            from imageio_ffmpeg import write_frames
-        except ImportError as err:
-            raise ImportError(
-                "MP4 needs an encoder: pip install 'lore-torchrl[video]', or write a GIF."
-            ) from err
+    else:
+        from imageio_ffmpeg import write_frames
+
         height, width = pictures[0].shape[:2]
         writer = write_frames(str(path), (width, height), fps=steps_per_s, macro_block_size=2)
         writer.send(None)
         for picture in pictures:
             writer.send(np.ascontiguousarray(picture))
         writer.close()
-    else:
-        raise ValueError(f"{path.name}: a video ends in .gif or .mp4.")
     return path
+
+
+def check_video(kind: str) -> None:
+    """See that videos of a kind can be written.
+
+    Args:
+        kind: ``"gif"`` or ``"mp4"``.
+
+    Raises:
+        ImportError: If there is no encoder for it.
+        ValueError: If it is another kind.
+    """
+    if kind not in VIDEO_FORMATS:
+        raise ValueError(f"A video ends in .gif or .mp4, not in .{kind}.")
+    if kind == "mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ImportError("MP4 needs an encoder: pip install 'lore-torchrl[video]', or use a GIF.")
 
 
 def save_sheets(
@@ -151,7 +164,8 @@ def save_timeline(path: str | Path, episode: Episode) -> Path:
     weight, doubt, rest = figure.subplots(3, 1, sharex=True)
     steps = np.arange(1, len(moments) + 1)
     weight.plot(steps, [m.beta for m in moments], label="β")
-    weight.plot(steps, [m.beta * m.share for m in moments], label="β × share", linestyle="--")
+    allowed = [m.beta * m.share * m.trust for m in moments]
+    weight.plot(steps, allowed, label="β × share × trust", linestyle="--")
     for source, color in _SOURCE_COLORS.items():
         at = [step for step, m in zip(steps, moments, strict=True) if m.source == source]
         if at:

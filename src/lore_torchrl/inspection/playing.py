@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Advisor
-from lore_torchrl.configs import TrainConfig
+from lore_torchrl.advisors.base import AdviceRequest, Advisor
+from lore_torchrl.configs import EpsilonConfig, TrainConfig
 from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, family_of
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
@@ -40,7 +41,8 @@ class Moment:
         source: One of :data:`SOURCES`.
         confidence: The advice's confidence, 0 to 1.
         beta: The gate's :math:`\beta(s)`.
-        share: Share of it that was allowed.
+        share: Share of it that the bandit allowed.
+        trust: Share of that which the calibrator left to advice of this confidence.
         kl: KL(mix, policy), nats.
         uncertainty: What each of the gate's parts adds to it, by name.
         value: The critic's value.
@@ -57,6 +59,7 @@ class Moment:
     confidence: float
     beta: float
     share: float
+    trust: float
     kl: float
     uncertainty: dict[str, float]
     value: float
@@ -120,8 +123,8 @@ def play(
     """Play held-out episodes with the agent of a checkpoint, advice included.
 
     Advice comes from the checkpoint's cache and PriorNet; new questions are asked only with
-    ``calls``. Nothing is learnt and nothing of the run is changed, except that a store the
-    run keeps its answers in (``lore.calls.store``) also gets those bought here.
+    ``calls``, and their answers are kept nowhere. Nothing is learnt, and nothing of the run
+    is changed. There are no random steps (``lore.epsilon``).
 
     Args:
         checkpoint: Run folder, its checkpoints folder, or one checkpoint.
@@ -134,7 +137,8 @@ def play(
         seed: Seed of rooms and draws. Default: ``None``, the run's own.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         max_steps: Cut an episode after so many steps. Default: ``None``.
-        advisor: Adviser to use instead of the run's own. Default: ``None``.
+        advisor: Adviser to ask instead of the run's own. Answers of another model or prompt
+            are not shared, those in the cache included. Default: ``None``.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
@@ -149,7 +153,14 @@ def play(
     path = find_checkpoint(str(checkpoint))
     config = load_config(path)
     config = replace(config, record=None, seed=config.seed if seed is None else seed)
-    config.lore.calls.mode = "blocking"
+    config.lore.calls.mode, config.lore.calls.store = "blocking", None
+    config.lore.epsilon = EpsilonConfig()
+    if config.lore.enabled and advisor is None:
+        if not calls:
+            advisor = _Silent(path)
+        elif "missing" in config.advisor:
+            # What a recording lacks is no reason to stop here.
+            config.advisor = {**config.advisor, "missing": "mask"}
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
         agent, acting = _restore(config, path, advisor)
@@ -182,8 +193,30 @@ def _restore(
     checkpoint = Checkpoint(loss=learner.loss)
     if acting.service is not None:
         checkpoint.register("advice", acting.service)
-    checkpoint.load(path, components={"loss", "advice"} & set(checkpoint.components))
+    parts = {"loss", "advice"} & set(checkpoint.components)
+    checkpoint.load(path, components=parts, map_location="cpu")
     return agent, acting
+
+
+class _Silent:
+    """Stands for the run's adviser where nothing is asked: its model need not be at hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.cache_prefix = ""
+        Checkpoint(advice=self).load(path, components={"advice"})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over whose answers the cache holds, of a service's whole state."""
+        if "cache" in state:
+            self.cache_prefix = str(state["cache"].get("prefix", ""))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it has no progress."""
+        return {}
+
+    async def advise(self, requests: Sequence[AdviceRequest]) -> list[None]:
+        """Answer nothing."""
+        return [None] * len(requests)
 
 
 class _Player:
@@ -218,8 +251,8 @@ class _Player:
                 if self.arm is not None:
                     now[keys.ARM] = torch.full_like(now[keys.ARM], self.arm)
                 acted = self.acting.policy(now)
-                text = self._describe(acted, action)
-                came_from, known = self._source(acted, known)
+                text, key = self._describe(acted, action)
+                came_from, known = self._source(acted, key, known)
                 stepped, now = env.step_and_maybe_reset(acted)
                 moments.append(self._moment(stepped, text, came_from))
                 action = moments[-1].action
@@ -229,24 +262,27 @@ class _Player:
                 known = self._counters()
                 now = env.reset()
 
-    def _describe(self, td: TensorDictBase, action: int | None) -> str:
+    def _describe(self, td: TensorDictBase, action: int | None) -> tuple[str, str]:
         seen = read_row(td, 0, self.describer.in_keys)
         self.describer.observe(0, seen, action, reset=action is None)
-        return self.describer.request(0, seen).description
+        request = self.describer.request(0, seen)
+        return request.description, request.cache_key
 
     def _counters(self) -> dict[str, float]:
         return {} if self.acting.service is None else self.acting.service.stats()
 
-    def _source(self, td: TensorDictBase, before: dict[str, float]) -> tuple[str, dict[str, float]]:
-        """Tell where the advice of this step came from, by what has been counted since."""
-        after = self._counters()
-        if self.acting.service is None:
+    def _source(
+        self, td: TensorDictBase, key: str, before: dict[str, float]
+    ) -> tuple[str, dict[str, float]]:
+        """Tell where the advice of this step came from, and how many calls there were."""
+        after, service = self._counters(), self.acting.service
+        if service is None:
             return "none", after
         if bool(td[keys.MASK].any()):
-            for name, source in (("calls", "call"), ("cache_near_hits", "class")):
-                if after[name] > before[name]:
-                    return source, after
-            return "cache", after
+            if after["calls"] > before["calls"]:
+                return "call", after
+            own = service.find(key, count=False).advice is not None
+            return ("cache" if own else "class"), after
         origin = td.get(keys.ORIGIN, None)
         learnt = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
         return ("PriorNet" if learnt else "none"), after
@@ -255,7 +291,7 @@ class _Player:
         actor = self.acting.lore_actor
         policy = torch.log_softmax(td["logits"][0].float(), -1)
         mix, prior, parts = policy, None, {}
-        confidence = 0.0
+        confidence, trust = 0.0, 1.0
         if actor is not None:
             mix = td[keys.MIX_LOGITS][0]
             parts = {name: float(part[0]) for name, part in actor.explain(td).items()}
@@ -264,6 +300,11 @@ class _Player:
                 logits = td[keys.PRIOR_NET_LOGITS if learnt else keys.PRIOR_LOGITS]
                 prior = _probs(actor.mixer.temper(logits)[0])
                 confidence = td[keys.PRIOR_NET_CONFIDENCE if learnt else keys.CONFIDENCE]
+                if learnt and actor.prior_net.calibrator is not None:
+                    confidence = actor.prior_net.calibrator(confidence)
+                if actor.calibrator is not None:
+                    group = torch.full_like(confidence, learnt, dtype=torch.long)
+                    trust = actor.calibrator.trust(confidence, group)
         value = self.agent.value(td.select("state", "belief"))["state_value"]
 
         def scalar(key: str, default: float) -> float:
@@ -281,6 +322,7 @@ class _Player:
             confidence=float(confidence),
             beta=scalar(keys.BETA, 0.0),
             share=scalar(keys.SHARE, 0.0 if actor is None else 1.0),
+            trust=float(trust),
             kl=scalar(keys.KL, 0.0),
             uncertainty=parts,
             value=float(value),
