@@ -72,6 +72,7 @@ class NextSwitch:
 
 
 if __name__ == "__main__":
-    env, steps = EnvConfig(family="custom_env.LockFamily", id="Lock"), int(sys.argv[1])
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+    env = EnvConfig(family="custom_env.LockFamily", id="Lock")
     config = TrainConfig(env=env, total_steps=steps, output_dir="outputs/custom_env")
     print(f"held-out success {train(config, advisor=NextSwitch())['eval/success']:.2f}")
