@@ -90,6 +90,17 @@ def compose(*overrides: str):
         return hydra.compose("config", overrides=[*overrides, "output_dir=x"])
 
 
+def compose_study(*overrides: str) -> configs.StudyConfig:
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    configs.register_configs()
+    with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return OmegaConf.to_object(hydra.compose("study", overrides=[*overrides, "output=x"]))
+
+
 def experiments() -> list[str]:
     return sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
 
@@ -99,6 +110,24 @@ def test_every_experiment_composes(name):
     from omegaconf import OmegaConf
 
     assert isinstance(OmegaConf.to_object(compose(f"experiment={name}")), configs.TrainConfig)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (ROOT / "configs" / "study").glob("*.yaml"))
+)
+def test_every_run_of_every_study_composes(name):
+    study = compose_study(f"study={name}")
+    assert study.name == name and study.baseline in study.methods
+    for words in study.methods.values():
+        for experiment in study.experiments:
+            compose(f"experiment={experiment}", *words)
+
+
+def test_a_study_has_the_last_word_over_the_root():
+    assert compose_study().experiments == ["doorkey5x5"]
+    regret = compose_study("study=regret")
+    assert regret.experiments == ["empty8x8"] and regret.seeds == 3
+    assert compose_study("study=regret", "experiments=[doorkey5x5]").experiments == ["doorkey5x5"]
 
 
 def ablations() -> list[str]:
