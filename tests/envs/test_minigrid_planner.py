@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.envs.minigrid import row_seed
+from lore_torchrl.envs.family import row_seed
 from lore_torchrl.envs.minigrid_describe import (
     ACTIONS,
     DOOR,

@@ -54,8 +54,8 @@ def gym_batch(
     evaluation: bool = False,
     parallel: bool = False,
     pixels: bool = False,
-    success: Transform | None = None,
-) -> EnvBase:
+    transform: Transform | None = None,
+) -> TransformedEnv:
     """Make a batch of Gymnasium environments, seeded row by row.
 
     Args:
@@ -70,7 +70,8 @@ def gym_batch(
         evaluation: Whether to draw from the held-out seeds. Default: ``False``.
         parallel: Whether each row gets its own process. Default: ``False``.
         pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
-        success: Transform that writes ``success``. Default: :class:`Success`.
+        transform: Writes ``success``, and whatever else, for all rows at once.
+            Default: :class:`Success`.
 
     Raises:
         ValueError: If ``num_envs`` is out of range, or ``pixels`` are asked of an environment
@@ -79,12 +80,19 @@ def gym_batch(
     if not 1 <= num_envs <= MAX_ENVS:
         raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
     seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
-    makers = [partial(_make_row, make, row, pixels) for row in seeds]
+    makers = [partial(make_row, make, row, pixels) for row in seeds]
     batched = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
-    return TransformedEnv(batched, Success() if success is None else success)
+    return TransformedEnv(batched, Success() if transform is None else transform)
 
 
-def _make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool) -> EnvBase:
+def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -> EnvBase:
+    """Make one row of the batch, with its own random stream.
+
+    Args:
+        make: As in :func:`gym_batch`.
+        seed: Of all its episodes.
+        pixels: Whether to draw each observation. Default: ``False``.
+    """
     env = make(pixels)
     if pixels and env.render_mode != "rgb_array":
         raise ValueError(

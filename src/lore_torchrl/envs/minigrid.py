@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, NonTensor
-from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, Transform, TransformedEnv
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 
-from lore_torchrl.envs.family import MAX_ENVS, row_seed
+from lore_torchrl.envs.family import row_seed
+from lore_torchrl.envs.gym_batch import gym_batch, make_row
 from lore_torchrl.envs.minigrid_describe import ACTIONS, MiniGridDescriber
 from lore_torchrl.envs.minigrid_features import (
     MISSION_WORDS,
@@ -184,20 +185,16 @@ def _make_gym(env_id: str, max_steps: int | None, env_kwargs: Mapping[str, Any])
 
 
 def _make_worker(
-    env_id: str,
+    pixels: bool,
     *,
-    seed: int,
+    env_id: str,
     max_steps: int | None,
     env_kwargs: Mapping[str, Any],
     with_mission: bool,
-    pixels: bool = False,
-) -> EnvBase:
+) -> gym.Env:
     if pixels:
         env_kwargs = {**env_kwargs, "render_mode": "rgb_array"}
-    env = _TensorObservation(_make_gym(env_id, max_steps, env_kwargs), with_mission=with_mission)
-    # Seeds the generator that all later resets of this environment draw from.
-    env.reset(seed=seed)
-    return GymWrapper(env, from_pixels=pixels, pixels_only=False)
+    return _TensorObservation(_make_gym(env_id, max_steps, env_kwargs), with_mission=with_mission)
 
 
 def _inspect(
@@ -207,8 +204,8 @@ def _inspect(
     encode_mission: bool | None,
     done_is_valid: bool,
     env_kwargs: Mapping[str, Any] | None,
-) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return what the workers and what the transform are built from."""
+) -> tuple[Callable[[bool], gym.Env], dict[str, Any]]:
+    """Return what makes one environment, and the settings of the transform over all."""
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be a positive integer or None, got {max_steps}.")
     env_kwargs = dict(env_kwargs or {})
@@ -223,7 +220,13 @@ def _inspect(
         "done_is_valid": done_is_valid,
     }
     probe.close()
-    worker = {"max_steps": max_steps, "env_kwargs": env_kwargs, "with_mission": varies}
+    worker = partial(
+        _make_worker,
+        env_id=env_id,
+        max_steps=max_steps,
+        env_kwargs=env_kwargs,
+        with_mission=varies,
+    )
     return worker, settings
 
 
@@ -252,7 +255,7 @@ def make_single_env(
         done_is_valid=done_is_valid,
         env_kwargs=env_kwargs,
     )
-    env = _make_worker(env_id, seed=row_seed(seed, 0, evaluation=evaluation), **worker)
+    env = make_row(worker, row_seed(seed, 0, evaluation=evaluation))
     return TransformedEnv(env, MiniGridObservation(**settings))
 
 
@@ -314,9 +317,6 @@ def make_env(
         torch.Size([2, 3, 1033])
         >>> env.close()
     """  # noqa: E501
-    if not 1 <= num_envs <= MAX_ENVS:
-        raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
-    seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
     worker, settings = _inspect(
         env_id,
         max_steps=max_steps,
@@ -324,9 +324,15 @@ def make_env(
         done_is_valid=done_is_valid,
         env_kwargs=env_kwargs,
     )
-    makers = [partial(_make_worker, env_id, seed=row, pixels=pixels, **worker) for row in seeds]
-    batched = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
-    return TransformedEnv(batched, MiniGridObservation(**settings))
+    return gym_batch(
+        worker,
+        num_envs=num_envs,
+        seed=seed,
+        evaluation=evaluation,
+        parallel=parallel,
+        pixels=pixels,
+        transform=MiniGridObservation(**settings),
+    )
 
 
 class MiniGrid:
@@ -365,7 +371,7 @@ class MiniGrid:
         parallel: bool = False,
         pixels: bool = False,
     ) -> EnvBase:
-        """Make a batch of environments that tell what skills were shown."""
+        """Make a batch of environments; those of training tell what skills were shown."""
         env = make_env(
             self.env_id,
             num_envs=num_envs,
@@ -375,7 +381,7 @@ class MiniGrid:
             pixels=pixels,
             **self.settings,
         )
-        return env.append_transform(MiniGridSkills())
+        return env if evaluation else env.append_transform(MiniGridSkills())
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
         """Make the describer of views."""

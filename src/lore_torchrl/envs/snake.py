@@ -220,7 +220,7 @@ class Snake:
             evaluation=evaluation,
             parallel=parallel,
             pixels=pixels,
-            success=_SnakeSuccess(poison=self.poison),
+            transform=_SnakeSuccess(poison=self.poison),
         )
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> SnakeDescriber:
