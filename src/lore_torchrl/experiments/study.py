@@ -52,6 +52,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
         output / "report",
         Study(records, baseline),
         title=f"Study: {config.name}",
-        command=command_line(),
+        # Where it wrote to is of no use to others.
+        command=[word for word in command_line() if not word.startswith("output=")],
     )
     return errors, page
