@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from tiny_run import planner, tiny_config
 
+from lore_torchrl.dreamer.acting import family_of
 from lore_torchrl.dreamer.run import _evaluate, _example_sample, build_run
 
 
@@ -12,9 +13,10 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(tmp_path):
     try:
         before = torch.get_rng_state()
         calls = run.service.stats()["calls"]
-        first = _evaluate(config, run.agent)
+        family = family_of(config.env)
+        first = _evaluate(config, family, run.agent)
         assert torch.equal(torch.get_rng_state(), before)
-        assert _evaluate(config, run.agent) == first
+        assert _evaluate(config, family, run.agent) == first
         assert run.service.stats()["calls"] == calls == 0
         assert set(first) == {"success", "return", "length", "episodes"}
         assert first["episodes"] == config.evaluation.episodes
@@ -30,7 +32,7 @@ def test_evaluation_leaves_the_number_of_threads(tmp_path):
     try:
         for threads in (2, 1):
             torch.set_num_threads(threads)
-            _evaluate(config, run.agent)
+            _evaluate(config, family_of(config.env), run.agent)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -38,7 +40,7 @@ def test_evaluation_leaves_the_number_of_threads(tmp_path):
 
 
 def test_held_out_episodes_are_those_of_the_evaluation_seeds(tmp_path):
-    from lore_torchrl.envs.minigrid import row_seed
+    from lore_torchrl.envs.family import row_seed
 
     config = tiny_config(tmp_path)
     training = {row_seed(seed, row) for seed in range(50) for row in range(config.env.num_envs)}

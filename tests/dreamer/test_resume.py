@@ -182,7 +182,7 @@ def test_a_checkpoint_of_format_0_is_read(finished, tmp_path):
         ("bandit", "arms", [0.0, 1.0], "lore.bandit"),
         ("prior_net", "num_cells", 7, "lore.prior_net"),
         ("calibration", "enabled", False, "lore.calibration"),
-        ("gate", "disagreement_weight", 0.3, "lore.gate's parts"),
+        ("gate", "disagreement_weight", 0.3, "lore.gate.disagreement_weight"),
     ],
 )
 def test_parts_that_could_not_be_restored_are_named(finished, part, setting, value, named):

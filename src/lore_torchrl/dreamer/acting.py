@@ -20,13 +20,7 @@ from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS
-from lore_torchrl.envs.family import (
-    EnvFamily,
-    build_family,
-    check_family,
-    close_env,
-    planner_of,
-)
+from lore_torchrl.envs.family import EnvFamily, build_family, check_family, planner_of
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
@@ -71,28 +65,26 @@ def family_of(config: EnvConfig) -> EnvFamily:
     )
 
 
-def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") -> DreamerAgent:
-    """Build the agent that fits the configured environment, and check that environment.
+def build_env_agent(
+    config: TrainConfig, family: EnvFamily, *, device: torch.device | str = "cpu"
+) -> DreamerAgent:
+    """Check the environments of a run, and build the agent that fits them.
 
     Args:
         config: The run.
+        family: Its environments.
 
     Keyword Args:
         device: Where the parameters live. Default: ``"cpu"``.
     """
-    family = family_of(config.env)
     lore = config.lore
-    check_family(
+    observation_dim, num_actions = check_family(
         family,
         memory=config.env.memory,
         coarse=lore.enabled and lore.calls.coarse,
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
     )
-    probe = family.make_env(num_envs=1, seed=0)
-    observation_dim = probe.observation_spec["observation"].shape[-1]
-    num_actions = probe.action_spec.shape[-1]
-    close_env(probe)
     return build_agent(
         config.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
     )
@@ -100,6 +92,7 @@ def build_env_agent(config: TrainConfig, *, device: torch.device | str = "cpu") 
 
 def build_acting_env(
     config: TrainConfig,
+    family: EnvFamily,
     primers: Mapping[str, Any],
     *,
     num_envs: int,
@@ -110,6 +103,7 @@ def build_acting_env(
 
     Args:
         config: The run.
+        family: Its environments.
         primers: :meth:`~lore_torchrl.dreamer.agent.DreamerAgent.primers` of its agent.
 
     Keyword Args:
@@ -117,7 +111,7 @@ def build_acting_env(
         evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
         pixels: Whether each observation has a picture too. Default: ``False``.
     """
-    env = family_of(config.env).make_env(
+    env = family.make_env(
         num_envs=num_envs,
         seed=config.seed,
         evaluation=evaluation,
@@ -133,6 +127,7 @@ def build_acting_env(
 
 def build_acting(
     config: TrainConfig,
+    family: EnvFamily,
     agent: DreamerAgent,
     *,
     num_envs: int,
@@ -146,6 +141,7 @@ def build_acting(
 
     Args:
         config: The run.
+        family: Its environments.
         agent: Its networks.
 
     Keyword Args:
@@ -158,7 +154,7 @@ def build_acting(
     """
     c = config
     env = build_acting_env(
-        c, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
+        c, family, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
     )
     if not c.lore.enabled:
         return Acting(env, agent.policy())
@@ -173,14 +169,13 @@ def build_acting(
         env.append_transform(share.make_tensordict_primer())
         env.append_transform(StepCounter())
         picks = TensorDictSequential(share, lore_actor)
-    planner = planner_of(family_of(c.env))
-    advisor = advisor or build_advisor(c.advisor, planner=planner, seed=c.seed)
+    advisor = advisor or build_advisor(c.advisor, planner=planner_of(family), seed=c.seed)
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
     service = build_service(c.lore.calls, advisor)
     weighs_calls = bandit is not None or lore_actor.prior_net is not None
-    env.append_transform(_advice_transform(c, service, weighs_calls=weighs_calls))
+    env.append_transform(_advice_transform(c, family, service, weighs_calls=weighs_calls))
     # The critic acts along only where its TD errors are asked for.
     after, epsilon = [] if c.lore.calls.td_spike is None else [agent.value], None
     if c.lore.epsilon.eps_init > 0:
@@ -194,7 +189,7 @@ def build_acting(
 
 
 def _advice_transform(
-    config: TrainConfig, service: AdviceService, *, weighs_calls: bool
+    config: TrainConfig, family: EnvFamily, service: AdviceService, *, weighs_calls: bool
 ) -> AdviceTransform:
     calls, dreamer = config.lore.calls, config.dreamer
     advisor = config.advisor
@@ -202,7 +197,7 @@ def _advice_transform(
     image = bool(settings.get("send_image", False))
     return AdviceTransform(
         service,
-        family_of(config.env).make_describer(memory=config.env.memory, image=image),
+        family.make_describer(memory=config.env.memory, image=image),
         beta_key=keys.NEED if weighs_calls else keys.BETA,
         success_key="success",
         coarse=calls.coarse,

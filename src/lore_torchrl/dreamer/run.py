@@ -43,7 +43,7 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import build_replay, stream_records
-from lore_torchrl.envs.family import close_env
+from lore_torchrl.envs.family import EnvFamily, close_env
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
 
@@ -96,11 +96,10 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
     ):
         settings = getattr(lore, part)
         shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
-        fixed[f"lore.{part}"] = json.loads(json.dumps(shape))
-    fixed["lore.gate's parts"] = (
-        *(gate.value_source, gate.value_weight > 0, gate.disagreement_weight > 0),
-        *(gate.adapt_rate > 0, gate.hysteresis is None),
-    )
+        fixed[f"lore.{part}"] = shape
+    fixed["lore.gate.value_source"] = gate.value_source
+    for name in ("value_weight", "disagreement_weight", "adapt_rate", "hysteresis"):
+        fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
     if gate.disagreement_weight:
         fixed["lore.disagreement"] = lore.disagreement
     if gate.value_source == "ensemble":
@@ -130,9 +129,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
 
     family = family_of(c.env)
     summarize = getattr(family, "summarize", None)
-    agent = build_env_agent(c, device=device)
+    agent = build_env_agent(c, family, device=device)
     acting = build_acting(
         c,
+        family,
         agent,
         num_envs=c.env.num_envs,
         append=resume is not None,
@@ -256,9 +256,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     metrics.register(trainer)
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
-    EvaluationHook(partial(_evaluate, c, agent), logger, interval=c.evaluation.interval).register(
-        trainer
-    )
+    EvaluationHook(
+        partial(_evaluate, c, family, agent), logger, interval=c.evaluation.interval
+    ).register(trainer)
     run = Run(c, agent, learner, env, collector, trainer, replay_hook, service, logger)
     if resume is not None:
         _restore(run, resume)
@@ -273,10 +273,10 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
     }
 
 
-def _evaluate(config: TrainConfig, agent: DreamerAgent) -> dict[str, float]:
+def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> dict[str, float]:
     # Built anew each time: the same held-out episodes, whatever was played before.
     env = build_acting_env(
-        config, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
+        config, family, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
     )
     try:
         return evaluate(

@@ -14,9 +14,9 @@ from torchrl.envs import EnvBase
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
 
-#: Held-out seeds begin here: no training seed reaches as far.
 MAX_ENVS = 1000
 MAX_SEED = 1_000_000
+#: Held-out seeds begin here: no training seed reaches as far.
 EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
 
 
@@ -136,8 +136,8 @@ def check_family(
     coarse: bool = False,
     masked: bool = False,
     advised: bool = True,
-) -> None:
-    """Make one environment of a family, and see that it and its describer fit together.
+) -> tuple[int, int]:
+    """Make environments of a family, and see that they and their describer fit together.
 
     Args:
         family: The family.
@@ -148,57 +148,70 @@ def check_family(
         masked: Whether an ``action_mask`` is needed. Default: ``False``.
         advised: Whether there is a describer to look at. Default: ``True``.
 
+    Returns:
+        Size of the observation, and number of actions.
+
     Raises:
         TypeError: If the describer lacks something, or a spec is of another kind.
         ValueError: If shapes, actions or keys do not fit.
     """
     name = type(family).__name__
-    describer = family.make_describer(memory=memory) if advised else None
-    kind = type(describer).__name__
-    parts = ["in_keys", "actions", "observe", "cache_key", "request"]
-    for part in [*parts, "coarse_key"][: len(parts) + coarse] if advised else []:
-        if not hasattr(describer, part):
-            hint = " (or set lore.calls.coarse=false)" if part == "coarse_key" else ""
-            raise TypeError(
-                f"{kind} has no {part!r}, which a describer needs{hint}: see "
-                "lore_torchrl.advisors.base.Describer."
-            )
-    read = tuple(describer.in_keys) if advised else ()
+    needed = {"observation": "the policy", "success": "every run"}
+    if masked:
+        needed["action_mask"] = "lore.epsilon"
+    if advised:
+        describer = family.make_describer(memory=memory)
+        _check_describer(describer, coarse=coarse)
+        needed |= dict.fromkeys(describer.in_keys, type(describer).__name__)
     env = family.make_env(num_envs=2, seed=0)
     try:
-        if tuple(env.batch_size) != (2,):
-            raise ValueError(
-                f"{name}.make_env(num_envs=2) has batch size {list(env.batch_size)}, not [2]: "
-                "wrap single environments in a SerialEnv."
-            )
-        spec = env.full_observation_spec
-        for key in ("observation", "success", *(["action_mask"] if masked else []), *read):
-            if key not in spec.keys(True, True):
-                reader = f", which {kind} reads" if key in read else ""
-                if key == "action_mask":
-                    reader = ", which lore.epsilon draws by"
-                raise ValueError(f"{name}: the environment has no entry {key!r}{reader}.")
-        observation = spec["observation"]
-        if observation.dtype != torch.float32 or len(observation.shape) != 2:
-            raise ValueError(
-                f"{name}: 'observation' must be float32 [N, D], got {observation.dtype} "
-                f"{list(observation.shape)}."
-            )
-        actions = env.action_spec
-        if not isinstance(actions, OneHot) or len(actions.shape) != 2:
-            raise ValueError(
-                f"{name}: the action must be one-hot, [N, A], got {type(actions).__name__} "
-                f"{list(actions.shape)}."
-            )
+        sizes = _check_specs(env, needed, name)
         if advised:
-            if actions.shape[-1] != len(describer.actions):
+            if sizes[1] != len(describer.actions):
                 raise ValueError(
-                    f"{name} has {actions.shape[-1]} actions, {kind} names "
+                    f"{name} has {sizes[1]} actions, {type(describer).__name__} names "
                     f"{len(describer.actions)}: {list(describer.actions)}."
                 )
             _check_questions(describer, env.reset())
     finally:
         close_env(env)
+    return sizes
+
+
+def _check_describer(describer: Describer, *, coarse: bool) -> None:
+    needed = dict.fromkeys(("in_keys", "actions", "observe", "cache_key", "request"), "")
+    if coarse:
+        needed["coarse_key"] = " (or set lore.calls.coarse=false)"
+    for part, hint in needed.items():
+        if not hasattr(describer, part):
+            raise TypeError(
+                f"{type(describer).__name__} has no {part!r}, which a describer needs{hint}: see "
+                "lore_torchrl.advisors.base.Describer."
+            )
+
+
+def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> tuple[int, int]:
+    if tuple(env.batch_size) != (2,):
+        raise ValueError(
+            f"{name}.make_env(num_envs=2) has batch size {list(env.batch_size)}, not [2]: wrap "
+            "single environments in a SerialEnv."
+        )
+    spec = env.full_observation_spec
+    for key, reader in needed.items():
+        if key not in spec.keys(True, True):
+            raise ValueError(f"{name}: the environment has no entry {key!r}, which {reader} reads.")
+    observation, actions = spec["observation"], env.action_spec
+    if observation.dtype != torch.float32 or len(observation.shape) != 2:
+        raise ValueError(
+            f"{name}: 'observation' must be float32 [N, D], got {observation.dtype} "
+            f"{list(observation.shape)}."
+        )
+    if not isinstance(actions, OneHot) or len(actions.shape) != 2:
+        raise ValueError(
+            f"{name}: the action must be one-hot, [N, A], got {type(actions).__name__} "
+            f"{list(actions.shape)}."
+        )
+    return observation.shape[-1], actions.shape[-1]
 
 
 def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:

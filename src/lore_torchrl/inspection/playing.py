@@ -14,14 +14,14 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import AdviceRequest, Advisor
+from lore_torchrl.advisors.base import AdviceRequest, Advisor, Describer
 from lore_torchrl.configs import EpsilonConfig, TrainConfig
 from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, family_of
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.family import close_env, read_row
+from lore_torchrl.envs.family import EnvFamily, close_env, read_row
 
 #: Where the advice of a step came from.
 SOURCES = ("none", "call", "cache", "class", "PriorNet")
@@ -161,13 +161,15 @@ def play(
         elif "missing" in config.advisor:
             # What a recording lacks is no reason to stop here.
             config.advisor = {**config.advisor, "missing": "mask"}
+    family = family_of(config.env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
-        agent, acting = _restore(config, path, advisor)
+        agent, acting = _restore(config, family, path, advisor)
         try:
             if acting.service is not None:
                 acting.service.budget.total = acting.service.budget.spent + calls
-            player = _Player(config, agent, acting, share)
+            describer = family.make_describer(memory=config.env.memory)
+            player = _Player(describer, agent, acting, share)
             torch.manual_seed(config.seed)
             played = tuple(player.episodes(episodes, max_steps))
         finally:
@@ -175,14 +177,16 @@ def play(
                 close_service(acting.service, drain_s=0.0)
             close_env(acting.env)
     step = int(Checkpoint.manifest(path)["metadata"]["collected_frames"])
-    return Recording(path, step, config.env.id, player.describer.actions, played)
+    return Recording(path, step, config.env.id, describer.actions, played)
 
 
 def _restore(
-    config: TrainConfig, path: Path, advisor: Advisor | None
+    config: TrainConfig, family: EnvFamily, path: Path, advisor: Advisor | None
 ) -> tuple[DreamerAgent, Acting]:
-    agent = build_env_agent(config)
-    acting = build_acting(config, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor)
+    agent = build_env_agent(config, family)
+    acting = build_acting(
+        config, family, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
+    )
     learner = build_learner(
         config.dreamer,
         agent,
@@ -223,10 +227,9 @@ class _Player:
     """Steps one environment and describes each step."""
 
     def __init__(
-        self, config: TrainConfig, agent: DreamerAgent, acting: Acting, share: float | None
+        self, describer: Describer, agent: DreamerAgent, acting: Acting, share: float | None
     ) -> None:
-        self.agent, self.acting = agent, acting
-        self.describer = family_of(config.env).make_describer(memory=config.env.memory)
+        self.describer, self.agent, self.acting = describer, agent, acting
         self.arm: int | None = None
         acting.policy.eval()
         if acting.share is None:
@@ -290,21 +293,13 @@ class _Player:
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor
         policy = torch.log_softmax(td["logits"][0].float(), -1)
-        mix, prior, parts = policy, None, {}
-        confidence, trust = 0.0, 1.0
+        mix, prior, parts, confidence, trust = policy, None, {}, 0.0, 1.0
         if actor is not None:
-            mix = td[keys.MIX_LOGITS][0]
-            parts = {name: float(part[0]) for name, part in actor.explain(td).items()}
-            learnt = source == "PriorNet"
+            mix, why = td[keys.MIX_LOGITS][0], actor.explain(td)
+            parts = {name: float(part) for name, part in why.uncertainty.items()}
             if source != "none":
-                logits = td[keys.PRIOR_NET_LOGITS if learnt else keys.PRIOR_LOGITS]
-                prior = _probs(actor.mixer.temper(logits)[0])
-                confidence = td[keys.PRIOR_NET_CONFIDENCE if learnt else keys.CONFIDENCE]
-                if learnt and actor.prior_net.calibrator is not None:
-                    confidence = actor.prior_net.calibrator(confidence)
-                if actor.calibrator is not None:
-                    group = torch.full_like(confidence, learnt, dtype=torch.long)
-                    trust = actor.calibrator.trust(confidence, group)
+                prior = _probs(why.prior_logits[0])
+                confidence, trust = float(why.confidence), float(why.trust)
         value = self.agent.value(td.select("state", "belief"))["state_value"]
 
         def scalar(key: str, default: float) -> float:
@@ -319,10 +314,10 @@ class _Player:
             mix=_probs(mix),
             action=int(td["action"][0].argmax()),
             source=source,
-            confidence=float(confidence),
+            confidence=confidence,
             beta=scalar(keys.BETA, 0.0),
             share=scalar(keys.SHARE, 0.0 if actor is None else 1.0),
-            trust=float(trust),
+            trust=trust,
             kl=scalar(keys.KL, 0.0),
             uncertainty=parts,
             value=float(value),

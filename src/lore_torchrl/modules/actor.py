@@ -21,6 +21,20 @@ from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
 
 
+class Explanation(NamedTuple):
+    """What :meth:`LoReActor.explain` returns, for each row of a batch.
+
+    What each part adds to the uncertainty, by name, ``[*B, 1]``; the advice that was mixed
+    in, the adviser's or PriorNet's: tempered logits ``[*B, A]``, confidence ``[*B, 1]``, and
+    the share of its weight that the calibrator left it, ``[*B, 1]``.
+    """
+
+    uncertainty: dict[str, Tensor]
+    prior_logits: Tensor
+    confidence: Tensor
+    trust: Tensor
+
+
 class _Decision(NamedTuple):
     weighed: GateOutput
     mixture: Mixture
@@ -241,18 +255,24 @@ class LoReActor(TensorDictModuleBase):
         return value_logits, disagreement, was_active
 
     @torch.no_grad()
-    def explain(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        """Return what each part adds to the uncertainty of a tensordict that was acted on.
+    def explain(self, tensordict: TensorDictBase) -> Explanation:
+        """Tell why a tensordict was acted on as it was. For showing; nothing changes.
 
         Args:
-            tensordict: What :meth:`forward` returned for it.
-
-        Returns:
-            ``entropy``, ``value`` and ``disagreement``, as far as the gate weighs them, each
-            ``[*B, 1]``.
+            tensordict: What :meth:`forward` returned for it, with advice.
         """
         log_p = torch.log_softmax(tensordict.get(self.logits_key), -1)
-        return self.gate.shares(log_p, *self._observed(tensordict, log_p)[:2])
+        shares = self.gate.shares(log_p, *self._observed(tensordict, log_p)[:2])
+        prior_logits, confidence, mask = (tensordict.get(key) for key in self.advice_keys)
+        learnt = None
+        if self.prior_net is not None:
+            own = tuple(tensordict.get(key) for key in self.prior_net.out_keys)
+            filled = self.prior_net.fill(own, prior_logits, confidence, mask)
+            prior_logits, confidence, learnt = *filled[:2], filled.learnt.long()
+        trust = torch.ones_like(confidence)
+        if self.calibrator is not None:
+            trust = self.calibrator.trust(confidence, learnt)
+        return Explanation(shares, self.mixer.temper(prior_logits), confidence, trust)
 
     def _decide(
         self,
