@@ -178,6 +178,8 @@ class DreamerConfig:
     unimix: float = 0.01
     norm_eps: float = 1e-4
     symlog: bool = False
+    image_depth: int = 8
+    image_mults: list[int] = field(default_factory=lambda: [2, 3, 4, 4])
 
     batch_size: int = 16
     seq_len: int = 16

@@ -19,7 +19,6 @@ from lore_torchrl.control import EpisodeShare, ShareBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
-from lore_torchrl.dreamer.replay import OBSERVED_KEYS
 from lore_torchrl.envs.family import EnvFamily, build_family, check_family, planner_of
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
@@ -45,7 +44,7 @@ class Acting:
 
     env: EnvBase
     policy: TensorDictModuleBase
-    observed_keys: tuple[NestedKey, ...] = OBSERVED_KEYS
+    observed_keys: tuple[NestedKey, ...]
     service: AdviceService | None = None
     lore_actor: LoReActor | None = None
     bandit: ShareBandit | None = None
@@ -78,16 +77,14 @@ def build_env_agent(
         device: Where the parameters live. Default: ``"cpu"``.
     """
     lore = config.lore
-    observation_dim, num_actions = check_family(
+    sizes = check_family(
         family,
         memory=config.env.memory,
         coarse=lore.enabled and lore.calls.coarse,
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
     )
-    return build_agent(
-        config.dreamer, observation_dim=observation_dim, num_actions=num_actions, device=device
-    )
+    return build_agent(config.dreamer, **sizes._asdict(), device=device)
 
 
 def build_acting_env(
@@ -157,7 +154,7 @@ def build_acting(
         c, family, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
     )
     if not c.lore.enabled:
-        return Acting(env, agent.policy())
+        return Acting(env, agent.policy(), agent.observed)
 
     lore_actor = build_lore_actor(c.lore, agent, device=device)
     if lore_actor.gate.hysteresis is not None:
@@ -181,7 +178,7 @@ def build_acting(
     if c.lore.epsilon.eps_init > 0:
         epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
         after.append(epsilon)
-    observed_keys, late = (*OBSERVED_KEYS, *keys.ADVICE_KEYS), None
+    observed_keys, late = (*agent.observed, *keys.ADVICE_KEYS), None
     if service.mode == "async":
         observed_keys, late = (*observed_keys, keys.ADVICE_ID), LateAdvice()
     policy = agent.policy(picks, *after)

@@ -1,4 +1,4 @@
-"""Stock DreamerV3 networks for vector observations and discrete actions."""
+"""Stock DreamerV3 networks for vector and image observations and discrete actions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.model_based.dreamer import DreamerEnv
 from torchrl.modules import (
     DreamerV3DiscreteActor,
+    DreamerV3ImageDecoder,
+    DreamerV3ImageEncoder,
     DreamerV3MLP,
     RSSMPosteriorV3,
     RSSMPriorV3,
@@ -27,6 +29,9 @@ from torchrl.modules import (
 from torchrl.objectives import symexp, symlog
 
 from lore_torchrl.configs import DreamerConfig
+
+#: Where the world model writes what it makes of each thing seen.
+RECONSTRUCTED = {"observation": "reco", "frame": "reco_frame"}
 
 
 class _Carry(nn.Module):
@@ -46,6 +51,11 @@ class _Symlog(nn.Module):
 class _Symexp(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         return symexp(value.float())
+
+
+class _Join(nn.Module):
+    def forward(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts, -1)
 
 
 class _Float(nn.Module):
@@ -70,6 +80,7 @@ class DreamerAgent:
         state_dim: Size of the flattened stochastic state.
         belief_dim: Size of the deterministic state.
         num_actions: Number of actions.
+        observed: What the agent sees of an observation: ``observation``, ``frame`` or both.
     """
 
     world_model: TensorDictSequential
@@ -81,6 +92,7 @@ class DreamerAgent:
     state_dim: int
     belief_dim: int
     num_actions: int
+    observed: tuple[str, ...]
 
     def policy(
         self, actor: TensorDictModuleBase | None = None, *after: TensorDictModuleBase
@@ -94,7 +106,7 @@ class DreamerAgent:
                 as exploration.
 
         Returns:
-            A policy that reads ``observation``, ``is_init`` and the primed ``state``,
+            A policy that reads what is :attr:`observed`, ``is_init`` and the primed ``state``,
             ``belief``, ``previous_action``, and writes ``action`` and their successors.
         """
         return TensorDictSequential(
@@ -120,7 +132,8 @@ class DreamerAgent:
 def build_agent(
     config: DreamerConfig,
     *,
-    observation_dim: int,
+    observation_dim: int | None = None,
+    frame_shape: tuple[int, int, int] | None = None,
     num_actions: int,
     device: torch.device | str = "cpu",
 ) -> DreamerAgent:
@@ -132,17 +145,33 @@ def build_agent(
         config: Sizes.
 
     Keyword Args:
-        observation_dim: Size of the flat ``observation``.
+        observation_dim: Size of the flat ``observation``, ``None`` where there is none.
+            Default: ``None``.
+        frame_shape: Channels, rows and columns of the image ``frame``, ``None`` where there
+            is none. Default: ``None``.
         num_actions: Number of discrete actions.
         device: Where the parameters live. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If there is nothing to see.
     """
+    if observation_dim is None and frame_shape is None:
+        raise ValueError("An agent needs something to see: give observation_dim or frame_shape.")
     c = config
     state_dim = c.num_categoricals * c.num_classes
     features = state_dim + c.belief_dim
     with torch.device(device):
-        embed = DreamerV3MLP(
-            observation_dim, None, c.encoder_layers, c.hidden_dim, norm_eps=c.norm_eps
-        )
+        encoders, decoders = {}, {}
+        embed_dim = 0
+        if observation_dim is not None:
+            encoders["observation"] = DreamerV3MLP(
+                observation_dim, None, c.encoder_layers, c.hidden_dim, norm_eps=c.norm_eps
+            )
+            embed_dim += c.hidden_dim
+        if frame_shape is not None:
+            image = {"depth": c.image_depth, "mults": tuple(c.image_mults), "norm_eps": c.norm_eps}
+            encoders["frame"] = DreamerV3ImageEncoder(frame_shape[0], **image)
+            embed_dim += encoders["frame"].output_features(frame_shape)
         prior_net = RSSMPriorV3(
             action_shape=(num_actions,),
             action_dim=num_actions,
@@ -160,7 +189,7 @@ def build_agent(
         posterior_net = RSSMPosteriorV3(
             hidden_dim=c.hidden_dim,
             rnn_hidden_dim=c.belief_dim,
-            obs_embed_dim=c.hidden_dim,
+            obs_embed_dim=embed_dim,
             num_categoricals=c.num_categoricals,
             num_classes=c.num_classes,
             use_rms_norm=True,
@@ -168,9 +197,14 @@ def build_agent(
             norm_eps=c.norm_eps,
             unimix=c.unimix,
         )
-        decoder = DreamerV3MLP(
-            features, observation_dim, c.decoder_layers, c.hidden_dim, norm_eps=c.norm_eps
-        )
+        if observation_dim is not None:
+            decoders["observation"] = DreamerV3MLP(
+                features, observation_dim, c.decoder_layers, c.hidden_dim, norm_eps=c.norm_eps
+            )
+        if frame_shape is not None:
+            decoders["frame"] = DreamerV3ImageDecoder(
+                features, frame_shape, num_blocks=c.num_blocks, **image
+            )
         head = {"depth": c.head_layers, "num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
         reward_net = DreamerV3MLP(features, c.num_bins, outscale=0.0, **head)
         continue_net = DreamerV3MLP(features, 1, **head)
@@ -189,11 +223,27 @@ def build_agent(
         value_two_hot = SymExpTwoHot(c.num_bins)
 
     def encoder(prefix: tuple[str, ...]) -> list[TensorDictModule]:
-        source, modules = (*prefix, "observation"), []
-        if c.symlog:
-            modules.append(TensorDictModule(_Symlog(), [source], [(*prefix, "symlog")]))
-            source = (*prefix, "symlog")
-        modules.append(TensorDictModule(embed, [source], [(*prefix, "encoded_latents")]))
+        modules, parts, out = [], [], (*prefix, "encoded_latents")
+        for name, net in encoders.items():
+            source = (*prefix, name)
+            if name == "observation" and c.symlog:
+                modules.append(TensorDictModule(_Symlog(), [source], [(*prefix, "symlog")]))
+                source = (*prefix, "symlog")
+            parts.append((*prefix, f"encoded_{name}") if len(encoders) > 1 else out)
+            modules.append(TensorDictModule(net, [source], [parts[-1]]))
+        if len(parts) > 1:
+            modules.append(TensorDictModule(_Join(), parts, [out]))
+        return modules
+
+    def decoder() -> list[TensorDictModule]:
+        modules = []
+        for name, net in decoders.items():
+            out = ("next", RECONSTRUCTED[name])
+            scale = _Symexp() if name == "observation" and c.symlog else _Float()
+            modules += [
+                TensorDictModule(net, [("next", "state"), ("next", "belief")], [out]),
+                TensorDictModule(scale, [out], [out]),
+            ]
         return modules
 
     def reward_head(*prefix: str) -> list[TensorDictModule]:
@@ -220,10 +270,7 @@ def build_agent(
     world_model = TensorDictSequential(
         *encoder(("next",)),
         rollout,
-        TensorDictModule(decoder, [("next", "state"), ("next", "belief")], [("next", "reco")]),
-        TensorDictModule(
-            _Symexp() if c.symlog else _Float(), [("next", "reco")], [("next", "reco")]
-        ),
+        *decoder(),
         *reward_head("next"),
         TensorDictModule(
             continue_net, [("next", "belief"), ("next", "state")], [("next", "continue_pred")]
@@ -271,4 +318,5 @@ def build_agent(
         state_dim=state_dim,
         belief_dim=c.belief_dim,
         num_actions=num_actions,
+        observed=tuple(encoders),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
@@ -18,6 +20,8 @@ def evaluate(
     seed: int = 0,
     max_steps: int | None = None,
     deterministic: bool = False,
+    episode_keys: Sequence[NestedKey] = (),
+    summarize: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
 ) -> dict[str, float]:
     """Play one episode in each row of a batched environment and report the outcome.
 
@@ -32,10 +36,13 @@ def evaluate(
         max_steps: Stop after so many steps even where an episode goes on.
             Default: ``None``, the environment's own limit.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
+        episode_keys: Entries that ``summarize`` reads. Default: none.
+        summarize: Makes further metrics of these entries at the last step of each episode,
+            ``[episodes, ...]``. Default: ``None``.
 
     Returns:
-        ``success`` (share of episodes), ``return`` and ``length`` (means) and
-        ``episodes``.
+        ``success`` (share of episodes), ``return`` and ``length`` (means),
+        ``episodes``, and what ``summarize`` returns.
     """
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     was_training = policy.training
@@ -49,6 +56,7 @@ def evaluate(
         length = torch.zeros(rows, 1)
         success = torch.zeros(rows, 1, dtype=torch.bool)
         device = next(policy.parameters()).device
+        last: dict[NestedKey, torch.Tensor] = {}
         for _ in itertools.count() if max_steps is None else range(max_steps):
             td = policy(td.to(device)).to("cpu")
             # Finished rows are not stepped: their worlds stand still until the next reset.
@@ -58,6 +66,10 @@ def evaluate(
             total += torch.where(alive, outcome.get("reward"), 0.0)
             length += alive
             success |= alive & outcome.get("success")
+            for key in episode_keys:
+                value = outcome.get(key)
+                played = alive.reshape(rows, *[1] * (value.ndim - 1))
+                last[key] = torch.where(played, value, last.get(key, value))
             alive &= ~outcome.get("done")
             if not alive.any():
                 break
@@ -68,4 +80,5 @@ def evaluate(
         "return": total.mean().item(),
         "length": length.mean().item(),
         "episodes": float(rows),
+        **({} if summarize is None else summarize(TensorDict(last, [rows]))),
     }

@@ -19,7 +19,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 
 from lore_torchrl.configs import DreamerConfig, LoReConfig
 from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, ShareBandit
-from lore_torchrl.dreamer.agent import DreamerAgent
+from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
 from lore_torchrl.modules import (
     LatentDisagreement,
     LogitMixer,
@@ -157,11 +157,13 @@ def build_learner(
         unimix=c.unimix,
         lambda_continue=1.0,
         continue_target_scale=1 - 1 / c.continuation_horizon,
-        reco_symlog=c.symlog,
+        reco_symlog=[c.symlog and name == "observation" for name in agent.observed],
         global_average=False,
         detach_output=False,
     )
-    model_loss.set_keys(pixels="observation", reco_pixels="reco")
+    model_loss.set_keys(
+        pixels=list(agent.observed), reco_pixels=[RECONSTRUCTED[name] for name in agent.observed]
+    )
     actor_loss = DreamerV3ActorLoss(
         agent.actor,
         agent.value,

@@ -284,6 +284,8 @@ def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> di
             env,
             seed=config.seed,
             deterministic=config.evaluation.deterministic,
+            episode_keys=getattr(family, "episode_keys", ()),
+            summarize=getattr(family, "summarize_episodes", None),
         )
     finally:
         close_env(env)

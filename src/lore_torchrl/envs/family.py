@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
@@ -20,13 +20,27 @@ MAX_SEED = 1_000_000
 EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
 
 
+class Sizes(NamedTuple):
+    """What an agent must fit.
+
+    Size of ``observation`` and shape of ``frame``, each ``None`` where there is none, and the
+    number of actions.
+    """
+
+    observation_dim: int | None
+    frame_shape: tuple[int, ...] | None
+    num_actions: int
+
+
 @runtime_checkable
 class EnvFamily(Protocol):
     """Environments of one kind, with their describer.
 
     Besides what is named here a family may have ``make_planner()``, which returns what
     :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes its advice by, and
-    ``summarize(batch)``, which returns further metrics of a collector's batch by their name.
+    ``summarize(batch)``, which returns further metrics of a collector's batch by their name,
+    and ``summarize_episodes(last)`` with ``episode_keys``, which does so of what these entries
+    hold at the last step of held-out episodes, ``[episodes, ...]``.
     """
 
     def make_env(
@@ -40,10 +54,11 @@ class EnvFamily(Protocol):
     ) -> EnvBase:
         """Make a batch of environments, of batch size ``[num_envs]`` even for one.
 
-        The policy reads ``observation``, float32 ``[num_envs, D]``, and writes a one-hot
-        ``action`` ``[num_envs, A]``. ``success``, bool ``[num_envs, 1]``, tells whether the
-        episode has succeeded with this step. Random steps (``lore.epsilon``) need an
-        ``action_mask``, bool ``[num_envs, A]``.
+        The policy reads ``observation``, float32 ``[num_envs, D]``, or ``frame``, uint8
+        ``[num_envs, C, H, W]``, or both, and writes a one-hot ``action`` ``[num_envs, A]``.
+        ``success``, bool ``[num_envs, 1]``, tells whether the episode has succeeded with this
+        step or before. Random steps (``lore.epsilon``) need an ``action_mask``, bool
+        ``[num_envs, A]``.
 
         Keyword Args:
             num_envs: Rows of the batch.
@@ -136,7 +151,7 @@ def check_family(
     coarse: bool = False,
     masked: bool = False,
     advised: bool = True,
-) -> tuple[int, int]:
+) -> Sizes:
     """Make environments of a family, and see that they and their describer fit together.
 
     Args:
@@ -148,15 +163,12 @@ def check_family(
         masked: Whether an ``action_mask`` is needed. Default: ``False``.
         advised: Whether there is a describer to look at. Default: ``True``.
 
-    Returns:
-        Size of the observation, and number of actions.
-
     Raises:
         TypeError: If the describer lacks something, or a spec is of another kind.
         ValueError: If shapes, actions or keys do not fit.
     """
     name = type(family).__name__
-    needed = {"observation": "the policy", "success": "every run"}
+    needed = {"success": "every run"}
     if masked:
         needed["action_mask"] = "lore.epsilon"
     if advised:
@@ -167,9 +179,9 @@ def check_family(
     try:
         sizes = _check_specs(env, needed, name)
         if advised:
-            if sizes[1] != len(describer.actions):
+            if sizes.num_actions != len(describer.actions):
                 raise ValueError(
-                    f"{name} has {sizes[1]} actions, {type(describer).__name__} names "
+                    f"{name} has {sizes.num_actions} actions, {type(describer).__name__} names "
                     f"{len(describer.actions)}: {list(describer.actions)}."
                 )
             _check_questions(describer, env.reset())
@@ -190,7 +202,7 @@ def _check_describer(describer: Describer, *, coarse: bool) -> None:
             )
 
 
-def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> tuple[int, int]:
+def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
     if tuple(env.batch_size) != (2,):
         raise ValueError(
             f"{name}.make_env(num_envs=2) has batch size {list(env.batch_size)}, not [2]: wrap "
@@ -200,18 +212,30 @@ def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> tuple[in
     for key, reader in needed.items():
         if key not in spec.keys(True, True):
             raise ValueError(f"{name}: the environment has no entry {key!r}, which {reader} reads.")
-    observation, actions = spec["observation"], env.action_spec
-    if observation.dtype != torch.float32 or len(observation.shape) != 2:
+    seen = {key: spec[key] for key in ("observation", "frame") if key in spec}
+    if not seen:
         raise ValueError(
-            f"{name}: 'observation' must be float32 [N, D], got {observation.dtype} "
-            f"{list(observation.shape)}."
+            f"{name}: the environment has neither 'observation' nor 'frame', so the policy sees "
+            "nothing."
         )
+    for key, dtype, sides in (("observation", torch.float32, "D"), ("frame", torch.uint8, "CHW")):
+        if key in seen and (seen[key].dtype, seen[key].ndim) != (dtype, 1 + len(sides)):
+            raise ValueError(
+                f"{name}: {key!r} must be {dtype} [N, {', '.join(sides)}], got {seen[key].dtype} "
+                f"{list(seen[key].shape)}."
+            )
+    actions = env.action_spec
     if not isinstance(actions, OneHot) or len(actions.shape) != 2:
         raise ValueError(
             f"{name}: the action must be one-hot, [N, A], got {type(actions).__name__} "
             f"{list(actions.shape)}."
         )
-    return observation.shape[-1], actions.shape[-1]
+    shapes = {key: tuple(part.shape[1:]) for key, part in seen.items()}
+    return Sizes(
+        shapes["observation"][0] if "observation" in shapes else None,
+        shapes.get("frame"),
+        actions.shape[-1],
+    )
 
 
 def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:
