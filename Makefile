@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e ".[minigrid,train,wandb,tensorboard,http,local,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[minigrid,crafter,train,wandb,tensorboard,http,local,dev]"
 	touch $@
 
 demo: $(STAMP)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests" / "dreamer"))
@@ -15,6 +17,8 @@ from tiny_run import planner, tiny_config  # noqa: E402
 
 from lore_torchrl.configs import CallsConfig, LoggerConfig, LoReConfig  # noqa: E402
 from lore_torchrl.dreamer.run import train  # noqa: E402
+from lore_torchrl.envs.crafter import Crafter  # noqa: E402
+from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS  # noqa: E402
 
 
 def documented() -> list[tuple[list[str], str, str]]:
@@ -73,9 +77,22 @@ def test_the_page_promises_nothing_that_is_never_logged(logged):
         for name in names
         if not any(re.fullmatch(pattern(name), found) for found in logged)
     ]
-    # These need a failing adviser, or what this run happens not to see.
+    # These need a failing adviser, another environment, or what this run happens not to see.
     rare = {"advice/error_<kind>"}
-    assert {name for name in missing if not name.startswith(("skill/distance", "learner/"))} <= rare
+    elsewhere = ("skill/distance", "learner/", "crafter/", "eval/crafter/")
+    assert {name for name in missing if not name.startswith(elsewhere)} <= rare
+
+
+def test_what_crafter_adds_stands_on_the_page():
+    last = TensorDict({"achievements": torch.ones(2, len(ACHIEVEMENTS))}, [2])
+    added = {f"eval/{name}" for name in Crafter().summarize_episodes(last)}
+    for name in added | {name.removeprefix("eval/") for name in added if "score" not in name}:
+        lines = [
+            names
+            for names, _, _ in documented()
+            if any(re.fullmatch(pattern(known), name) for known in names)
+        ]
+        assert len(lines) == 1, name
 
 
 def test_every_line_names_its_unit_and_a_place_in_the_code():

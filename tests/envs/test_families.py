@@ -14,6 +14,7 @@ from torchrl.envs import check_env_specs
 
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.family import (
     build_family,
     check_family,
@@ -34,6 +35,7 @@ FAMILIES = {
     "dry lake, 8x8": lambda: FrozenLake(map_name="8x8", slippery=False),
     "snake": Snake,
     "poisonous snake": lambda: Snake(poison=True, enemy=False, size=5),
+    "crafter": lambda: Crafter(area=(16, 16), max_steps=60),
 }
 families = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 

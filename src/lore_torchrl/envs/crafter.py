@@ -1,0 +1,379 @@
+"""Crafter: an open world with twenty-two achievements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import Compose, DTypeCastTransform
+
+from lore_torchrl.envs.crafter_describe import CrafterDescriber
+from lore_torchrl.envs.crafter_planner import CrafterPlanner
+from lore_torchrl.envs.crafter_rules import (
+    ACHIEVEMENTS,
+    ACTIONS,
+    CODES,
+    DIRECTIONS,
+    ITEMS,
+    MAKE,
+    OBJECTS,
+    PLACE,
+    RIPE,
+    VIEW,
+    crafter,
+)
+from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+
+Observe = Literal["symbolic", "pixels", "both"]
+_FRAME = 64
+_VECTOR = VIEW[0] * VIEW[1] * len(CODES) + len(ITEMS) + len(DIRECTIONS) + 2
+
+
+class _Ordered(dict):
+    """A set that keeps the order in which things came: that of a set differs by process."""
+
+    def add(self, thing: Any) -> None:
+        self[thing] = None
+
+    def remove(self, thing: Any) -> None:
+        del self[thing]
+
+
+class _World(crafter.engine.World):
+    def reset(self, seed: int | None = None) -> None:
+        super().reset(seed)
+        self._chunks = defaultdict(_Ordered)
+
+
+def _unseen() -> None:
+    """Stand in for the map of the whole world, which no one reads."""
+
+
+class _Game(crafter.Env):
+    """The game, the same for a seed in every process, and without pictures where none is wanted.
+
+    Crafter draws the noise of its night pictures from the world's random stream. Where no
+    picture is made, as many numbers are drawn, so that the world goes on the same.
+    """
+
+    def __init__(self, *, drawn: bool, area: tuple[int, int]) -> None:
+        # Neither the seed nor the step limit is its own: see CrafterEnv.
+        super().__init__(area=area, view=(9, 9), size=(_FRAME, _FRAME), length=None, seed=0)
+        self.drawn = drawn
+        # Views hold this very object, so it cannot be replaced.
+        self._world.__class__ = _World
+        self._sem_view = _unseen
+
+    @property
+    def player(self) -> Any:
+        return self._player
+
+    @property
+    def world(self) -> Any:
+        return self._world
+
+    def begin(self, seed: int) -> np.ndarray | None:
+        self._seed, self._episode = seed, 0
+        return self.reset()
+
+    def picture(self, side: int) -> np.ndarray:
+        """Draw what is seen without moving the world's random stream."""
+        state = self._world.random.get_state()
+        picture = self.render((side, side))
+        self._world.random.set_state(state)
+        return picture
+
+    def _obs(self) -> np.ndarray | None:
+        if self.drawn:
+            return self.render()
+        if self._world.daylight < 0.5:
+            unit = self._size // self._view
+            self._world.random.uniform(size=tuple(np.array(VIEW) * unit))
+        return None
+
+
+class CrafterEnv(gym.Env):
+    r"""`Crafter <https://arxiv.org/abs/2109.06780>`_ with symbolic or pixel observations.
+
+    The observation is a ``Dict``:
+
+    | entry | type | what it holds |
+    | --- | --- | --- |
+    | ``observation`` | float32 ``[1282]`` | view, inventory, facing, asleep, daylight in one |
+    | ``frame`` | uint8 ``[3, 64, 64]`` | Crafter's own picture |
+    | ``view`` | uint8 ``[9, 7]`` | code of what lies in each cell, by column and row |
+    | ``inventory`` | uint8 ``[16]`` | health, food, drink, energy and what is carried |
+    | ``stance`` | uint8 ``[3]`` | facing (left, right, up, down), asleep, daylight in percent |
+    | ``achievements`` | int8 ``[22]`` | 1 where unlocked in this episode |
+    | ``action_mask`` | int8 ``[17]`` | 1 where the rules let an action have an effect |
+
+    The first, with the codes and the facing one-hot and all else scaled to 0 to 1, is there
+    unless ``observe="pixels"``, the second unless ``observe="symbolic"``.
+
+    The reward is Crafter's: 1 for each first unlocking, and a tenth of each gain or loss of
+    health. An episode terminates with death. For a seed the worlds are the same in every
+    process, whether pictures are drawn or not; at night the symbolic view sees
+    what the picture hides in noise.
+
+    Keyword Args:
+        observe: ``"symbolic"``, ``"pixels"`` or ``"both"``. Default: ``"symbolic"``.
+        max_steps: Step limit of an episode. Default: ``10000``, Crafter's own.
+        area: Width and height of the world. Default: ``(64, 64)``.
+        render_mode: ``"rgb_array"`` or ``None``. Default: ``None``.
+
+    Raises:
+        ValueError: If ``observe`` is unknown, ``max_steps`` is not positive or ``area`` is too
+            small for a view.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        observe: Observe = "symbolic",
+        max_steps: int = 10_000,
+        area: tuple[int, int] = (64, 64),
+        render_mode: str | None = None,
+    ) -> None:
+        if observe not in ("symbolic", "pixels", "both"):
+            raise ValueError(f"observe must be symbolic, pixels or both, got {observe!r}.")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be positive, got {max_steps}.")
+        if min(area) < max(VIEW):
+            raise ValueError(f"area must be at least {max(VIEW)} cells wide and high, got {area}.")
+        self.symbolic, self.drawn = observe != "pixels", observe != "symbolic"
+        self.max_steps = max_steps
+        self.render_mode = render_mode
+        self.game = _Game(drawn=self.drawn, area=tuple(area))
+        self.action_space = gym.spaces.Discrete(len(ACTIONS))
+        box = gym.spaces.Box
+        spaces = {
+            "view": box(0, len(CODES) - 1, VIEW, np.uint8),
+            "inventory": box(0, 9, (len(ITEMS),), np.uint8),
+            "stance": box(0, 100, (3,), np.uint8),
+            "achievements": gym.spaces.MultiBinary(len(ACHIEVEMENTS)),
+            "action_mask": gym.spaces.MultiBinary(len(ACTIONS)),
+        }
+        if self.symbolic:
+            spaces["observation"] = box(0.0, 1.0, (_VECTOR,), np.float32)
+        if self.drawn:
+            spaces["frame"] = box(0, 255, (3, _FRAME, _FRAME), np.uint8)
+        self.observation_space = gym.spaces.Dict(spaces)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Make a new world."""
+        super().reset(seed=seed)
+        self.steps = 0
+        frame = self.game.begin(int(self.np_random.integers(2**31 - 1)))
+        return self._observe(frame), {}
+
+    def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Act; then the creatures act."""
+        self.steps += 1
+        frame, reward, dead, _ = self.game.step(int(action))
+        return self._observe(frame), float(reward), bool(dead), self.steps >= self.max_steps, {}
+
+    def render(self) -> np.ndarray:
+        """Return what the player sees, uint8 ``[288, 288, 3]``."""
+        return self.game.picture(288)
+
+    def _view(self) -> np.ndarray:
+        world, (x, y) = self.game.world, self.game.player.pos
+        left, top = x - VIEW[0] // 2, y - VIEW[1] // 2
+        # The world's part of the view; beyond its edge there is nothing, code 0.
+        x0, y0 = max(left, 0), max(top, 0)
+        part = np.s_[x0 : left + VIEW[0], y0 : top + VIEW[1]]
+        cells = np.zeros(VIEW, dtype=np.uint8)
+        seen = cells[x0 - left :, y0 - top :]
+        materials, things = world._mat_map[part], world._obj_map[part]
+        seen = seen[: materials.shape[0], : materials.shape[1]]
+        seen[:] = materials
+        for column, row in zip(*things.nonzero(), strict=True):
+            thing = world._objects[things[column, row]]
+            ripe = isinstance(thing, crafter.objects.Plant) and thing.ripe
+            seen[column, row] = RIPE if ripe else OBJECTS[type(thing)]
+        return cells
+
+    def _observe(self, frame: np.ndarray | None) -> dict[str, np.ndarray]:
+        player = self.game.player
+        view = self._view()
+        inventory = np.array([player.inventory[item] for item in ITEMS], dtype=np.uint8)
+        facing = DIRECTIONS.index(tuple(player.facing))
+        daylight = float(np.clip(self.game.world.daylight, 0.0, 1.0))
+        stance = np.array([facing, player.sleeping, round(100 * daylight)], dtype=np.uint8)
+        unlocked = np.array([player.achievements[name] > 0 for name in ACHIEVEMENTS], np.int8)
+        seen = {
+            "view": view,
+            "inventory": inventory,
+            "stance": stance,
+            "achievements": unlocked,
+            "action_mask": self._action_mask(inventory, view, facing),
+        }
+        if self.symbolic:
+            vector = np.zeros(_VECTOR, dtype=np.float32)
+            cells = view.size * len(CODES)
+            vector[np.arange(view.size) * len(CODES) + view.reshape(-1)] = 1.0
+            vector[cells : cells + len(ITEMS)] = inventory / 9.0
+            vector[cells + len(ITEMS) + facing] = 1.0
+            vector[-2:] = player.sleeping, daylight
+            seen["observation"] = vector
+        if frame is not None:
+            seen["frame"] = np.ascontiguousarray(frame.transpose(2, 0, 1))
+        return seen
+
+    def _action_mask(self, inventory: np.ndarray, view: np.ndarray, facing: int) -> np.ndarray:
+        """Tell by inventory and neighbourhood what can have an effect, int8 ``[17]``."""
+        held = dict(zip(ITEMS, inventory.tolist(), strict=True))
+        x, y = VIEW[0] // 2, VIEW[1] // 2
+        dx, dy = DIRECTIONS[facing]
+        ahead = CODES[view[x + dx, y + dy]]
+        around = {CODES[code] for code in view[x - 1 : x + 2, y - 1 : y + 2].reshape(-1)}
+        mask = np.ones(len(ACTIONS), dtype=np.int8)
+        for index, action in enumerate(ACTIONS):
+            verb, _, name = action.partition("_")
+            if verb == "place":
+                needs, there = PLACE[name]["uses"], ahead in PLACE[name]["where"]
+            elif verb == "make":
+                needs, there = MAKE[name]["uses"], around.issuperset(MAKE[name]["nearby"])
+            else:
+                continue
+            mask[index] = there and all(held[item] >= count for item, count in needs.items())
+        mask[ACTIONS.index("sleep")] = held["energy"] < 9
+        return mask
+
+
+class _Goal(Success):
+    """Success is that an achievement has been unlocked in this episode."""
+
+    def __init__(self, goal: int) -> None:
+        super().__init__()
+        self.goal = goal
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        unlocked = next_tensordict.get("achievements")
+        return next_tensordict.set("success", unlocked[..., self.goal, None])
+
+
+class Crafter:
+    """:class:`CrafterEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+
+    Args:
+        env_id: A name for logs. Default: ``"Crafter"``.
+
+    Keyword Args:
+        max_steps: Step limit of an episode; ``None`` for 10,000. Default: ``None``.
+        observe: What the policy sees: ``"symbolic"``, ``"pixels"`` or ``"both"``.
+            Default: ``"symbolic"``.
+        goal: Achievement that counts as success. Default: ``"make_wood_pickaxe"``.
+        area: Width and height of the world. Default: ``(64, 64)``.
+
+    Raises:
+        ValueError: If ``goal`` is no achievement, or as :class:`CrafterEnv` does.
+    """
+
+    #: What :meth:`summarize_episodes` reads of an episode's last step.
+    episode_keys = ("achievements",)
+
+    def __init__(
+        self,
+        env_id: str = "Crafter",
+        *,
+        max_steps: int | None = None,
+        observe: Observe = "symbolic",
+        goal: str = "make_wood_pickaxe",
+        area: tuple[int, int] = (64, 64),
+    ) -> None:
+        if goal not in ACHIEVEMENTS:
+            raise ValueError(f"goal must be one of {', '.join(ACHIEVEMENTS)}, got {goal!r}.")
+        self.env_id = env_id
+        self.goal = goal
+        self.settings: dict[str, Any] = {
+            "observe": observe,
+            "max_steps": 10_000 if max_steps is None else max_steps,
+            "area": tuple(area),
+        }
+        CrafterEnv(**self.settings)
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of worlds; the entries are those of :class:`CrafterEnv`."""
+        return gym_batch(
+            partial(_make_crafter, self.settings),
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+            transform=Compose(
+                DTypeCastTransform(
+                    torch.int8, torch.bool, in_keys=["achievements", "action_mask"], in_keys_inv=[]
+                ),
+                _Goal(ACHIEVEMENTS.index(self.goal)),
+            ),
+        )
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> CrafterDescriber:
+        """Make the describer; it remembers nothing."""
+        return CrafterDescriber(image=image)
+
+    def make_planner(self) -> CrafterPlanner:
+        """Make the planner of the achievement tree."""
+        return CrafterPlanner()
+
+    def summarize(self, batch: TensorDictBase) -> dict[str, float]:
+        """Return what the episodes that ended in a collector's batch have unlocked.
+
+        As :meth:`summarize_episodes`, but for the score, which needs many episodes at once.
+        """
+        following = batch.get("next")
+        ended = following.get("done").squeeze(-1)
+        summary = self.summarize_episodes(following.select("achievements")[ended])
+        summary.pop("crafter/score", None)
+        return summary
+
+    def summarize_episodes(self, last: TensorDictBase) -> dict[str, float]:
+        r"""Return unlock rates and Crafter's score.
+
+        With :math:`s_i` the share of episodes that unlocked achievement :math:`i`, in percent,
+
+        .. math::
+            S = \exp\Bigl(\tfrac{1}{22} \sum_i \ln(1 + s_i)\Bigr) - 1
+
+        Args:
+            last: ``achievements`` at the last step of each episode, ``[E, 22]``.
+
+        Returns:
+            ``crafter/score``, ``crafter/achievements`` (mean number) and
+            ``crafter/unlock_<name>`` (shares). Empty without an episode.
+        """
+        unlocked = last.get("achievements").float()
+        if not unlocked.numel():
+            return {}
+        rates = unlocked.reshape(-1, len(ACHIEVEMENTS)).mean(0)
+        return {
+            "crafter/score": torch.log1p(100 * rates).mean().expm1().item(),
+            "crafter/achievements": rates.sum().item(),
+            **{
+                f"crafter/unlock_{name}": rate
+                for name, rate in zip(ACHIEVEMENTS, rates.tolist(), strict=True)
+            },
+        }
+
+
+def _make_crafter(settings: Mapping[str, Any], pixels: bool) -> gym.Env:
+    return CrafterEnv(**settings, render_mode="rgb_array" if pixels else None)

@@ -1,0 +1,207 @@
+"""What a Crafter player sees, as text, as a key and as a picture."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.crafter_rules import (
+    ACHIEVEMENTS,
+    ACTIONS,
+    CODE,
+    CODES,
+    COLLECT,
+    DIRECTION_NAMES,
+    DIRECTIONS,
+    ITEMS,
+    MAKE,
+    PLACE,
+    VIEW,
+    WALKABLE,
+    crafter,
+)
+from lore_torchrl.envs.picture import encode_png
+
+_SYMBOLS = dict(zip(CODES, "#~.o :T!ci$tf@CZS*pP", strict=True))
+_NEEDS = ("health", "food", "drink", "energy")
+# Needs at or below this are low.
+_LOW = 4
+# What a player looks for or fears.
+_NOTABLE = tuple(
+    CODE[kind]
+    for kind in (
+        *("water", "tree", "stone", "coal", "iron", "diamond", "table"),
+        *("cow", "zombie", "skeleton", "ripe plant"),
+    )
+)
+_TILE = 32
+
+
+class CrafterDescriber:
+    """The local view as a map, inventory, needs and achievements.
+
+    Keyword Args:
+        image: Whether requests hold the view as a PNG, drawn with Crafter's own tiles as by
+            day. Default: ``False``.
+    """
+
+    in_keys = ("view", "inventory", "stance", "achievements")
+    actions = ACTIONS
+
+    def __init__(self, *, image: bool = False) -> None:
+        self.image = image
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Nothing is remembered."""
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return a digest of all that the question tells."""
+        facing, asleep, daylight = observation["stance"].tolist()
+        digest = hashlib.blake2b(observation["view"].tobytes(), digest_size=16)
+        digest.update(observation["inventory"].tobytes())
+        digest.update(np.packbits(observation["achievements"] > 0).tobytes())
+        digest.update(bytes((facing, asleep, daylight < 50)))
+        return digest.hexdigest()
+
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return what a situation shares with those near it.
+
+        Which needs are low, what is carried, what is achieved, what is ahead (on free ground:
+        in which direction), and the nearest thing of use or danger: its kind, the side
+        where it lies, and whether it is adjacent.
+        """
+        view, held = observation["view"], _held(observation)
+        facing, asleep, _ = observation["stance"].tolist()
+        low = "".join("01"[held[need] <= _LOW] for need in _NEEDS)
+        some = "".join("01"[held[item] > 0] for item in ITEMS if item not in _NEEDS)
+        done = "".join("01"[int(got)] for got in observation["achievements"])
+        ahead = CODES[_ahead(view, facing)]
+        if ahead in WALKABLE:
+            ahead = DIRECTION_NAMES[facing]
+        found = np.argwhere(np.isin(view, _NOTABLE))
+        nearest = ""
+        if len(found):
+            offsets = found - np.array(VIEW) // 2
+            distances = np.abs(offsets).sum(1)
+            index = int(distances.argmin())
+            right, down = offsets[index].tolist()
+            side = (right > 0) if abs(right) >= abs(down) else 2 + (down > 0)
+            kind = CODES[view[tuple(found[index])]]
+            nearest = f"{kind} {DIRECTION_NAMES[side]} {int(distances[index] == 1)}"
+        return f"{low}|{some}|{done}|{asleep}|{ahead}|{nearest}"
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the question about this situation."""
+        view, held = np.asarray(observation["view"]), _held(observation)
+        facing, asleep, daylight = observation["stance"].tolist()
+        unlocked = frozenset(
+            name for name, got in zip(ACHIEVEMENTS, observation["achievements"], strict=True) if got
+        )
+        lines = ["".join(_SYMBOLS[CODES[code]] for code in line) for line in view.T]
+        present = [CODES[code] for code in np.unique(view)]
+        legend = ", ".join(
+            f"'{_SYMBOLS[name]}' {'you' if name == 'player' else name}" for name in present
+        )
+        carried = [
+            f"{count} {item.replace('_', ' ')}"
+            for item, count in held.items()
+            if count and item not in _NEEDS
+        ]
+        needs = ", ".join(f"{name} {held[name]}" for name in _NEEDS)
+        done = [name.replace("_", " ") for name in ACHIEVEMENTS if name in unlocked]
+        left = [name.replace("_", " ") for name in ACHIEVEMENTS if name not in unlocked]
+        text = "\n".join(
+            (
+                f"The survival game Crafter, seen from above ({legend}):",
+                *lines,
+                f"You face {DIRECTION_NAMES[facing]}: {CODES[_ahead(view, facing)]}."
+                + (" You are asleep." if asleep else "")
+                + (" It is night." if daylight < 50 else ""),
+                f"Of 9: {needs}. You carry: {', '.join(carried) or 'nothing'}.",
+                f"Achieved: {', '.join(done) or 'nothing'}.",
+                f"Not yet: {', '.join(left) or 'nothing'}.",
+            )
+        )
+        return AdviceRequest(
+            text,
+            self.actions,
+            self.cache_key(row, observation),
+            facts={
+                "view": view.copy(),
+                "inventory": held,
+                "facing": facing,
+                "asleep": bool(asleep),
+                "dark": daylight < 50,
+                "unlocked": unlocked,
+            },
+            image=_draw(view, held, facing, bool(asleep)) if self.image else None,
+            action_meanings=_meanings(),
+            mission="stay alive and unlock as many of the achievements as you can",
+        )
+
+
+def _held(observation: Mapping[str, Any]) -> dict[str, int]:
+    return dict(zip(ITEMS, observation["inventory"].tolist(), strict=True))
+
+
+def _ahead(view: np.ndarray, facing: int) -> int:
+    dx, dy = DIRECTIONS[facing]
+    return int(view[VIEW[0] // 2 + dx, VIEW[1] // 2 + dy])
+
+
+def _costs(uses: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} {item}" for item, count in uses.items())
+
+
+@cache
+def _meanings() -> tuple[str, ...]:
+    harvest = ", ".join(
+        name if not rule["require"] else f"{name} (needs {next(iter(rule['require']))})"
+        for name, rule in COLLECT.items()
+    ).replace("_", " ")
+    meanings = {
+        "noop": "do nothing",
+        "do": f"use what you face: collect {harvest}; hit a creature; eat a ripe plant",
+        "sleep": "sleep, which restores energy; you wake when rested or hurt",
+    }
+    for action in ACTIONS:
+        verb, _, name = action.partition("_")
+        if verb == "move":
+            meanings[action] = f"turn {name}, and step there if nothing is in the way"
+        elif verb == "place":
+            where = ", ".join(PLACE[name]["where"])
+            meanings[action] = f"costs {_costs(PLACE[name]['uses'])}; onto {where} before you"
+        elif verb == "make":
+            near = " and ".join(MAKE[name]["nearby"])
+            meanings[action] = f"costs {_costs(MAKE[name]['uses'])}; beside a {near}"
+    return tuple(meanings[action] for action in ACTIONS)
+
+
+@cache
+def _textures() -> Any:
+    return crafter.engine.Textures(crafter.constants.root / "assets")
+
+
+def _draw(view: np.ndarray, held: Mapping[str, int], facing: int, asleep: bool) -> bytes:
+    """Return the view and the inventory below it as a PNG."""
+    textures, unit = _textures(), np.array((_TILE, _TILE))
+    canvas = np.zeros((VIEW[0] * _TILE, VIEW[1] * _TILE, 3), np.uint8)
+    names = {"edge": "unknown", "arrow": "arrow-up", "ripe plant": "plant-ripe"}
+    names["player"] = "player-sleep" if asleep else f"player-{DIRECTION_NAMES[facing]}"
+    for (column, row), code in np.ndenumerate(view):
+        layers = [CODES[code]]
+        if code >= CODE["player"]:
+            # What it stands on is hidden; skeletons keep to tunnels.
+            layers.insert(0, "path" if layers[0] in ("skeleton", "arrow") else "grass")
+        for name in layers:
+            texture = textures.get(names.get(name, name), unit)
+            crafter.engine._draw_alpha(canvas, np.array((column, row)) * _TILE, texture)
+    items = crafter.engine.ItemView(textures, (VIEW[0], 2))(held, unit)
+    return encode_png(np.ascontiguousarray(np.concatenate((canvas, items), 1).transpose(1, 0, 2)))

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny_run import DREAMER, tiny_config
+
+from lore_torchrl.configs import EnvConfig
+from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.crafter import Crafter, CrafterEnv
+from lore_torchrl.envs.crafter_describe import CrafterDescriber
+from lore_torchrl.envs.crafter_planner import CrafterPlanner
+from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS, ACTIONS, CODE, ITEMS, VIEW
+from lore_torchrl.envs.family import check_family, close_env
+from lore_torchrl.envs.situation import sample_request
+
+SMALL = {"area": (16, 16), "max_steps": 400}
+CENTRE = (VIEW[0] // 2, VIEW[1] // 2)
+LEFT, RIGHT, UP, DOWN = range(4)
+
+
+def play(env: CrafterEnv, steps: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Random steps; what was seen, rewards included."""
+    rng = np.random.default_rng(seed)
+    seen = [env.reset(seed=seed)[0]]
+    for _ in range(steps):
+        observation, reward, terminated, truncated, _ = env.step(int(rng.integers(len(ACTIONS))))
+        seen.append(observation | {"reward": np.float64(reward)})
+        if terminated or truncated:
+            seen.append(env.reset()[0])
+    return seen
+
+
+def fingerprint(seen: list[dict[str, np.ndarray]]) -> str:
+    digest = hashlib.sha256()
+    for observation in seen:
+        for key in sorted(observation.keys() - {"frame", "observation"}):
+            digest.update(np.ascontiguousarray(observation[key]).tobytes())
+    return digest.hexdigest()
+
+
+def test_a_seed_gives_the_same_world_in_another_process():
+    # With balancing every ten steps, whose order a set would leave to memory addresses.
+    here = fingerprint(play(CrafterEnv(**SMALL), 250))
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; padding = [object() for _ in range(9999)]\n"
+        "from test_crafter import *\nprint(fingerprint(play(CrafterEnv(**SMALL), 250)))"
+    )
+    command = [sys.executable, "-c", code, str(__file__).rsplit("/", 1)[0]]
+    there = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120, env=_environment()
+    )
+    assert there.stdout.split()[-1] == here
+    assert fingerprint(play(CrafterEnv(**SMALL), 250, seed=1)) != here
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(p for p in sys.path if p)}
+
+
+def test_the_world_is_the_same_whether_it_is_drawn_or_not():
+    # Long enough for the night, when pictures draw noise.
+    symbolic, pixels, both = (
+        play(CrafterEnv(**SMALL, observe=observe), 220)
+        for observe in ("symbolic", "pixels", "both")
+    )
+    assert min(o["stance"][2] for o in symbolic) < 50
+    assert fingerprint(symbolic) == fingerprint(pixels) == fingerprint(both)
+    assert "frame" not in symbolic[0] and "observation" not in pixels[0]
+    assert all(np.array_equal(a["frame"], b["frame"]) for a, b in zip(pixels, both, strict=True))
+
+
+def test_pictures_for_people_leave_the_world_alone():
+    watched, alone = (CrafterEnv(**SMALL, render_mode="rgb_array") for _ in range(2))
+    for env in (watched, alone):
+        env.reset(seed=3)
+    for step in range(230):
+        assert watched.render().shape == (288, 288, 3)
+        action = step % len(ACTIONS)
+        one, other = watched.step(action), alone.step(action)
+        assert fingerprint([one[0]]) == fingerprint([other[0]]) and one[1:4] == other[1:4]
+        if one[2]:
+            break
+
+
+def test_the_view_is_what_crafter_itself_shows():
+    import crafter
+
+    env = CrafterEnv(**SMALL)
+    whole = crafter.engine.SemanticView(
+        env.game.world,
+        [getattr(crafter.objects, kind) for kind in
+         ("Player", "Cow", "Zombie", "Skeleton", "Arrow", "Plant")],
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    observation, _ = env.reset(seed=1)
+    for _ in range(60):
+        x, y = env.game.player.pos
+        padded = np.pad(whole(), 4)
+        expected = padded[x : x + VIEW[0], y + 1 : y + 1 + VIEW[1]]
+        assert np.array_equal(observation["view"], expected)
+        vector = observation["observation"]
+        cells = VIEW[0] * VIEW[1]
+        codes = vector[: cells * len(CODE)].reshape(cells, -1).argmax(1)
+        assert np.array_equal(codes.reshape(VIEW), expected) and vector.shape == (1282,)
+        held = [env.game.player.inventory[item] for item in ITEMS]
+        assert observation["inventory"].tolist() == held
+        observation, _, terminated, *_ = env.step(int(rng.integers(len(ACTIONS))))
+        if terminated:
+            observation, _ = env.reset()
+
+
+def test_masked_actions_change_nothing():
+    env = CrafterEnv(**SMALL)
+    observation, _ = env.reset(seed=0)
+    player = env.game.player
+    place, make = ACTIONS.index("place_table"), ACTIONS.index("make_wood_pickaxe")
+    assert not observation["action_mask"][place] and not observation["action_mask"][make]
+    assert env.step(place)[0]["inventory"][ITEMS.index("wood")] == 0
+    player.inventory["wood"] = 9
+    observation = env.step(0)[0]
+    assert observation["action_mask"][place] and not observation["action_mask"][make]
+    observation = env.step(place)[0]
+    assert (
+        observation["action_mask"][make]
+        and observation["achievements"][ACHIEVEMENTS.index("place_table")]
+    )
+    assert env.step(make)[0]["inventory"][ITEMS.index("wood_pickaxe")] == 1
+    assert not env.step(0)[0]["action_mask"][ACTIONS.index("make_iron_pickaxe")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"observe": "smell"}, "observe.*smell"),
+        ({"max_steps": 0}, "max_steps.*0"),
+        ({"area": (4, 16)}, "area.*4"),
+        ({"goal": "fly"}, "collect_coal.*fly"),
+    ],
+)
+def test_impossible_worlds(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Crafter(**settings)
+
+
+def situation(cells: dict[tuple[int, int], str], facing: int = DOWN, **held: int):
+    """A request on an island of grass with things at offsets from the player."""
+    view = np.full(VIEW, CODE["grass"], dtype=np.uint8)
+    view[CENTRE] = CODE["player"]
+    for (dx, dy), kind in cells.items():
+        view[CENTRE[0] + dx, CENTRE[1] + dy] = CODE[kind]
+    inventory = {item: 9 if item in ("health", "food", "drink", "energy") else 0 for item in ITEMS}
+    inventory |= held
+    unlocked = {
+        "collect_sapling", "place_plant", "collect_drink", "eat_cow", "wake_up",
+        "defeat_zombie", "defeat_skeleton", "eat_plant",
+    }  # fmt: skip
+    observation = {
+        "view": view,
+        "inventory": np.array([inventory[item] for item in ITEMS], dtype=np.uint8),
+        "stance": np.array([facing, 0, 100], dtype=np.uint8),
+        "achievements": np.array([name in unlocked for name in ACHIEVEMENTS]),
+    }
+    return CrafterDescriber().request(0, observation)
+
+
+@pytest.mark.parametrize(
+    ("cells", "facing", "held", "best"),
+    [
+        ({(1, 0): "tree"}, RIGHT, {}, "do"),
+        ({(1, 0): "tree"}, DOWN, {}, "move_right"),
+        ({(0, -3): "tree"}, DOWN, {}, "move_up"),
+        ({(1, 0): "water", (2, 0): "tree"}, RIGHT, {"drink": 3}, "do"),
+        ({(-1, 0): "zombie"}, LEFT, {}, "do"),
+        ({(-1, 0): "zombie"}, LEFT, {"health": 2}, "move_right"),
+        ({}, DOWN, {"wood": 9}, "place_table"),
+        ({(1, 1): "table"}, DOWN, {"wood": 1}, "make_wood_pickaxe"),
+        ({(0, 1): "stone"}, DOWN, {"wood": 9, "wood_pickaxe": 1, "wood_sword": 1}, "do"),
+        ({}, DOWN, {"energy": 2}, "sleep"),
+        # A way around the lava.
+        ({(1, 0): "lava", (2, 0): "tree", (0, 1): "lava"}, RIGHT, {}, "move_up"),
+    ],
+)
+def test_what_the_planner_finds_best(cells, facing, held, best):
+    values = CrafterPlanner()(situation(cells, facing, **held))
+    assert ACTIONS[int(np.argmax(values))] == best
+    for direction, name in ((1, "move_right"), (-1, "move_left")):
+        if cells.get((direction, 0)) == "lava":
+            assert values[ACTIONS.index(name)] == -1.0
+
+
+def test_the_planner_climbs_the_tree_and_chance_does_not():
+    describer, planner = CrafterDescriber(), CrafterPlanner()
+    rng, counts = np.random.default_rng(0), {}
+    for chance in (False, True):
+        env = CrafterEnv(area=(40, 40), max_steps=250)
+        observation, _ = env.reset(seed=4)
+        for _ in range(250):
+            values = planner(describer.request(0, observation))
+            action = int(rng.integers(len(ACTIONS)) if chance else np.argmax(values))
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                break
+        counts[chance] = int(observation["achievements"].sum())
+    assert counts[False] >= 8 and counts[True] <= 5
+
+
+def test_every_situation_can_be_described_drawn_and_planned_for():
+    describer, planner = CrafterDescriber(image=True), CrafterPlanner()
+    from PIL import Image
+
+    texts = {}
+    for index, observation in enumerate(play(CrafterEnv(**SMALL), 300)):
+        if index % 50:
+            describer.image = False
+        request = describer.request(0, observation)
+        values = planner(request)
+        assert len(values) == len(ACTIONS) and max(values) == 1.0
+        # One key, one text.
+        assert texts.setdefault(request.cache_key, request.description) == request.description
+        assert describer.coarse_key(0, observation).count("|") == 5
+        if index % 50 == 0:
+            assert Image.open(io.BytesIO(request.image)).size == (288, 288)
+        describer.image = True
+    assert len(texts) > 100
+
+
+def test_the_question_tells_what_is_seen():
+    request = situation({(1, 0): "tree", (-4, 3): "ripe plant"}, RIGHT, wood=2)
+    assert "You face right: tree." in request.description
+    assert "'T' tree" in request.description and "'P' ripe plant" in request.description
+    assert "@T" in request.description and "You carry: 2 wood" in request.description
+    assert "Achieved: collect drink" in request.description
+    assert "'@' you" in request.description and request.actions == ACTIONS
+
+
+def test_score_and_rates():
+    unlocked = torch.zeros(4, len(ACHIEVEMENTS), dtype=torch.bool)
+    assert Crafter().summarize_episodes(TensorDict({"achievements": unlocked}, [4]))[
+        "crafter/score"
+    ] == pytest.approx(0.0)
+    unlocked[:, 0], unlocked[:2, 1] = True, True
+    summary = Crafter().summarize_episodes(TensorDict({"achievements": unlocked}, [4]))
+    # exp((ln 101 + ln 51) / 22) - 1
+    assert summary["crafter/score"] == pytest.approx((101 * 51) ** (1 / 22) - 1, rel=1e-5)
+    assert summary["crafter/achievements"] == pytest.approx(1.5)
+    assert summary[f"crafter/unlock_{ACHIEVEMENTS[1]}"] == pytest.approx(0.5)
+    ended = torch.tensor([[True], [False], [False], [True]])
+    batch = TensorDict({"next": TensorDict({"achievements": unlocked, "done": ended}, [4])}, [4])
+    part = Crafter().summarize(batch)
+    assert part["crafter/achievements"] == pytest.approx(1.5) and "crafter/score" not in part
+    batch["next", "done"] = torch.zeros_like(ended)
+    assert Crafter().summarize(batch) == {}
+
+
+@pytest.mark.parametrize("observe", ["pixels", "both"])
+def test_a_whole_run(observe, tmp_path):
+    options = {"observe": observe, "area": [16, 16], "goal": "collect_sapling"}
+    env = EnvConfig(
+        family="lore_torchrl.envs.crafter.Crafter",
+        id="Crafter",
+        num_envs=2,
+        max_steps=24,
+        options=options,
+    )
+    config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=96)
+    config.dreamer.image_depth = 1
+    summary = train(config)
+    assert summary["advice/calls"] > 0
+    assert 0.0 <= summary["eval/crafter/achievements"] <= 22.0
+    assert summary["eval/crafter/unlock_collect_sapling"] == summary["eval/success"]
+    assert "learner/model_reco" in summary or "loss/model_reco" in summary
+
+
+def test_what_the_policy_is_to_see_is_checked():
+    sizes = check_family(Crafter(observe="both", **SMALL), coarse=True, masked=True)
+    assert sizes == (1282, (3, 64, 64), 17)
+    assert check_family(Crafter(observe="pixels", **SMALL))[:2] == (None, (3, 64, 64))
+
+
+def test_rows_of_a_batch_are_worlds_of_their_own():
+    env = Crafter(**SMALL).make_env(num_envs=2, seed=0)
+    views = env.reset()["view"]
+    assert not torch.equal(views[0], views[1])
+    again = Crafter(**SMALL).make_env(num_envs=3, seed=0)
+    assert torch.equal(again.reset()["view"][:2], views)
+    for batch in (env, again):
+        close_env(batch)
+
+
+def test_a_sampled_question():
+    assert sample_request(Crafter(**SMALL), steps=3, image=True).image[:4] == b"\x89PNG"
