@@ -28,6 +28,18 @@ def test_logits_and_confidence():
     assert answer.logits == (0.0, 2.5, 0.0, 0.0) and answer.confidence == 0.7
 
 
+def test_a_planner_may_scale_the_confidence_of_its_advice():
+    class Unsure:
+        def __call__(self, request):
+            return planner(request)
+
+        def confidence(self, request):
+            return 0.5 if request is REQUEST else 1.0
+
+    (answer,) = asyncio.run(ScriptedAdvisor(Unsure(), confidence=0.6).advise([REQUEST]))
+    assert answer.confidence == pytest.approx(0.3)
+
+
 def test_no_answer_where_the_planner_has_none():
     other = AdviceRequest("other", ("a", "b", "c", "d"), "other")
     answers = asyncio.run(ScriptedAdvisor(planner).advise([other, REQUEST]))

@@ -21,13 +21,14 @@ class ScriptedAdvisor:
 
     Args:
         planner: Returns one value an action, higher is better, or ``None``. Among equals
-            the first counts.
+            the first counts. If it has a method ``confidence(request)``, from 0 to 1, that
+            scales the confidence of its advice for this request.
         competence: With :math:`c \ge 0`, the best action with probability :math:`c`, else
             a uniformly random one; with :math:`c < 0`, a worst action with probability
             :math:`|c|`, else a uniformly random one. Default: ``1.0``.
         sharpness: Logit of the action advised. Default: ``3.0``.
-        confidence: Confidence that all its advice claims, right or wrong, from 0 to 1.
-            Default: ``1.0``.
+        confidence: Confidence that its advice claims, right or wrong, from 0 to 1: the same
+            for all, or scaled by the planner's. Default: ``1.0``.
         seed: Seed of the adviser's own random stream. Default: ``0``.
 
     Raises:
@@ -94,7 +95,9 @@ class ScriptedAdvisor:
             chosen = pick(range(len(values)), key=values.__getitem__)
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
-        return Advice(logits=tuple(logits), confidence=self.confidence)
+        claim = getattr(self.planner, "confidence", None)
+        share = 1.0 if claim is None else claim(request)
+        return Advice(logits=tuple(logits), confidence=self.confidence * share)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""
