@@ -22,6 +22,7 @@ from lore_torchrl.envs.family import (
     planner_of,
     read_row,
 )
+from lore_torchrl.envs.finance import FinancialRegimes
 from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner, _make_lake
 from lore_torchrl.envs.gym_batch import gym_batch
 from lore_torchrl.envs.minigrid import MiniGrid
@@ -36,6 +37,8 @@ FAMILIES = {
     "snake": Snake,
     "poisonous snake": lambda: Snake(poison=True, enemy=False, size=5),
     "crafter": lambda: Crafter(area=(16, 16), max_steps=60),
+    "market": FinancialRegimes,
+    "short year, dear market": lambda: FinancialRegimes(max_steps=30, window=8, initial_price=100),
 }
 families = pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
 
@@ -62,7 +65,7 @@ def test_a_seed_is_one_stream_of_episodes_for_each_row(make):
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["minigrid", "snake"])
+@pytest.mark.parametrize("name", ["minigrid", "snake", "market"])
 def test_other_seeds_and_held_out_ones_are_other_episodes(name):
     first, other, held_out = (
         FAMILIES[name]().make_env(num_envs=8, **settings).reset()["observation"]
@@ -165,17 +168,21 @@ def test_impossible_snakes(settings, message):
         Snake(**settings)
 
 
-@pytest.mark.parametrize("name", ["frozen_lake.FrozenLake", "snake.Snake"])
+@pytest.mark.parametrize(
+    "name", ["frozen_lake.FrozenLake", "snake.Snake", "finance.FinancialRegimes"]
+)
 def test_a_whole_run_and_pictures_of_it(name, tmp_path):
-    env = EnvConfig(family=f"lore_torchrl.envs.{name}", id="FrozenLake-v1", num_envs=2)
+    family = f"lore_torchrl.envs.{name}"
+    env = EnvConfig(family=family, id="FrozenLake-v1", num_envs=2, max_steps=100)
     config = tiny_config(tmp_path / "run", total_steps=128, env=env, checkpoint_interval=64)
     config.lore.calls.budget = 20
     summary = train(config)
     assert 0 < summary["advice/calls"] <= 20 and 0.0 <= summary["eval/success"] <= 1.0
     from lore_torchrl.inspection import play
 
-    moment = play(tmp_path / "run", max_steps=2).episodes[0].moments[0]
-    assert moment.frame.any() and len(moment.policy) == 4
+    recording = play(tmp_path / "run", max_steps=2)
+    moment = recording.episodes[0].moments[0]
+    assert moment.frame.any() and len(moment.policy) == len(recording.actions)
 
 
 def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
@@ -270,11 +277,13 @@ def test_the_larger_lake_by_its_own_id():
     assert len(FrozenLake().squares) == 4
 
 
-def test_rows_in_processes_of_their_own_are_those_of_one_process():
+@pytest.mark.parametrize("name", ["snake", "market"])
+def test_rows_in_processes_of_their_own_are_those_of_one_process(name):
     rollouts = []
     for parallel in (False, True):
-        env = Snake().make_env(num_envs=2, seed=5, parallel=parallel)
-        actions = torch.eye(4, dtype=torch.long)[torch.tensor([[0, 1], [1, 2], [2, 3]])]
+        env = FAMILIES[name]().make_env(num_envs=2, seed=5, parallel=parallel)
+        unit = torch.eye(env.action_spec.shape[-1], dtype=torch.long)
+        actions = unit[torch.tensor([[0, 1], [1, 2], [2, 0]])]
 
         tensordict, seen = env.reset(), []
         for action in actions:

@@ -5,5 +5,6 @@ Nothing is imported here, so that each family's extra stays optional. What a fam
 :func:`lore_torchrl.envs.minigrid.make_env` needs ``lore-torchrl[minigrid]``;
 :class:`lore_torchrl.envs.minigrid_describe.MiniGridDescriber` and
 :class:`lore_torchrl.envs.minigrid_planner.MiniGridPlanner` need NumPy only. FrozenLake,
-Snake and what is built on :func:`lore_torchrl.envs.gym_batch.gym_batch` need Gymnasium.
+Snake and what is built on :func:`lore_torchrl.envs.gym_batch.gym_batch` need Gymnasium;
+:class:`lore_torchrl.envs.finance.FinancialRegimes` needs TorchRL only.
 """
