@@ -51,6 +51,19 @@ def test_specs_hold_and_environment_and_describer_fit(make):
 
 
 @families
+def test_a_finished_row_stands_still(make):
+    # As in evaluation, where episodes end at different times.
+    env = make().make_env(num_envs=2, seed=0)
+    before = env.reset()
+    before["action"] = env.action_spec.rand()
+    before["_step"] = torch.tensor([True, False])
+    after = env.step(before)["next"]
+    for key in ("observation", "success", "done"):
+        assert torch.equal(after[key][1], before[key][1])
+    close_env(env)
+
+
+@families
 def test_a_seed_is_one_stream_of_episodes_for_each_row(make):
     family = make()
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import Compose, DTypeCastTransform
 
 from lore_torchrl.envs.crafter_describe import CrafterDescriber
 from lore_torchrl.envs.crafter_planner import CrafterPlanner
@@ -109,8 +108,8 @@ class CrafterEnv(gym.Env):
     | ``view`` | uint8 ``[9, 7]`` | code of what lies in each cell, by column and row |
     | ``inventory`` | uint8 ``[16]`` | health, food, drink, energy and what is carried |
     | ``stance`` | uint8 ``[3]`` | facing (left, right, up, down), asleep, daylight in percent |
-    | ``achievements`` | int8 ``[22]`` | 1 where unlocked in this episode |
-    | ``action_mask`` | int8 ``[17]`` | 1 where the rules let an action have an effect |
+    | ``achievements`` | bool ``[22]`` | unlocked in this episode |
+    | ``action_mask`` | bool ``[17]`` | whether the rules let an action have an effect |
 
     The first, with the codes and the facing one-hot and all else scaled to 0 to 1, is there
     unless ``observe="pixels"``, the second unless ``observe="symbolic"``.
@@ -157,8 +156,8 @@ class CrafterEnv(gym.Env):
             "view": box(0, len(CODES) - 1, VIEW, np.uint8),
             "inventory": box(0, 9, (len(ITEMS),), np.uint8),
             "stance": box(0, 100, (3,), np.uint8),
-            "achievements": gym.spaces.MultiBinary(len(ACHIEVEMENTS)),
-            "action_mask": gym.spaces.MultiBinary(len(ACTIONS)),
+            "achievements": box(0, 1, (len(ACHIEVEMENTS),), np.bool_),
+            "action_mask": box(0, 1, (len(ACTIONS),), np.bool_),
         }
         if self.symbolic:
             spaces["observation"] = box(0.0, 1.0, (_VECTOR,), np.float32)
@@ -209,7 +208,7 @@ class CrafterEnv(gym.Env):
         facing = DIRECTIONS.index(tuple(player.facing))
         daylight = float(np.clip(self.game.world.daylight, 0.0, 1.0))
         stance = np.array([facing, player.sleeping, round(100 * daylight)], dtype=np.uint8)
-        unlocked = np.array([player.achievements[name] > 0 for name in ACHIEVEMENTS], np.int8)
+        unlocked = np.array([player.achievements[name] > 0 for name in ACHIEVEMENTS])
         seen = {
             "view": view,
             "inventory": inventory,
@@ -230,13 +229,13 @@ class CrafterEnv(gym.Env):
         return seen
 
     def _action_mask(self, inventory: np.ndarray, view: np.ndarray, facing: int) -> np.ndarray:
-        """Tell by inventory and neighbourhood what can have an effect, int8 ``[17]``."""
+        """Tell by inventory and neighbourhood what can have an effect, bool ``[17]``."""
         held = dict(zip(ITEMS, inventory.tolist(), strict=True))
         x, y = VIEW[0] // 2, VIEW[1] // 2
         dx, dy = DIRECTIONS[facing]
         ahead = CODES[view[x + dx, y + dy]]
         around = {CODES[code] for code in view[x - 1 : x + 2, y - 1 : y + 2].reshape(-1)}
-        mask = np.ones(len(ACTIONS), dtype=np.int8)
+        mask = np.ones(len(ACTIONS), dtype=np.bool_)
         for index, action in enumerate(ACTIONS):
             verb, _, name = action.partition("_")
             if verb == "place":
@@ -319,12 +318,7 @@ class Crafter:
             evaluation=evaluation,
             parallel=parallel,
             pixels=pixels,
-            transform=Compose(
-                DTypeCastTransform(
-                    torch.int8, torch.bool, in_keys=["achievements", "action_mask"], in_keys_inv=[]
-                ),
-                _Goal(ACHIEVEMENTS.index(self.goal)),
-            ),
+            transform=_Goal(ACHIEVEMENTS.index(self.goal)),
         )
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> CrafterDescriber:
