@@ -118,6 +118,16 @@ def test_the_view_is_what_crafter_itself_shows():
             observation, _ = env.reset()
 
 
+def test_a_world_is_kept_until_it_is_played_in():
+    env = CrafterEnv(**SMALL)
+    first, again = env.reset(seed=2)[0], env.reset()[0]
+    assert fingerprint([first]) == fingerprint([again])
+    assert fingerprint([env.reset(seed=3)[0]]) != fingerprint([first])
+    assert fingerprint([env.reset(seed=2)[0]]) == fingerprint([first])
+    env.step(0)
+    assert fingerprint([env.reset()[0]]) != fingerprint([first])
+
+
 def test_masked_actions_change_nothing():
     env = CrafterEnv(**SMALL)
     observation, _ = env.reset(seed=0)

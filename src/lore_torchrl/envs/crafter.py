@@ -149,6 +149,8 @@ class CrafterEnv(gym.Env):
         self.symbolic, self.drawn = observe != "pixels", observe != "symbolic"
         self.max_steps = max_steps
         self.render_mode = render_mode
+        self.steps = 0
+        self._first: dict[str, np.ndarray] | None = None
         self.game = _Game(drawn=self.drawn, area=tuple(area))
         self.action_space = gym.spaces.Discrete(len(ACTIONS))
         box = gym.spaces.Box
@@ -168,11 +170,13 @@ class CrafterEnv(gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Make a new world."""
+        """Make a new world, or keep one that no step was taken in: it takes most of a second."""
         super().reset(seed=seed)
-        self.steps = 0
-        frame = self.game.begin(int(self.np_random.integers(2**31 - 1)))
-        return self._observe(frame), {}
+        if seed is not None or self.steps or self._first is None:
+            self.steps = 0
+            frame = self.game.begin(int(self.np_random.integers(2**31 - 1)))
+            self._first = self._observe(frame)
+        return {key: value.copy() for key, value in self._first.items()}, {}
 
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Act; then the creatures act."""
