@@ -108,6 +108,50 @@ def mix_probs(log_p: Tensor, log_prior: Tensor, gate: Tensor) -> Tensor:
     return torch.where(gate > 0, mixed, log_p)
 
 
+def largest_weight(
+    divergence: Callable[[Tensor], Tensor],
+    weight: Tensor,
+    max_kl: float | Tensor,
+    *,
+    num_points: int = 24,
+) -> Tensor:
+    r"""Return the largest weight up to ``weight`` at which a divergence keeps to its bound.
+
+    .. math::
+        \beta' = \max\{b \le \beta : D(b) \le \epsilon\}
+
+    for a divergence that is zero at zero and grows with the weight. Two rounds of
+    candidates, tried side by side, bracket the answer from below: a geometric one down to
+    a few ten-thousandths of ``weight`` (advice may be steep), then an even one between its
+    neighbours. With the default number of points an answer on the ladder is within 2% of
+    the largest weight.
+
+    Args:
+        divergence: :math:`D`, from candidates ``[*B, N]`` to nats ``[*B, N]``.
+        weight: Wanted weight :math:`\beta`, shape ``[*B, 1]``, not negative.
+        max_kl: Bound :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
+        num_points: Candidates in a round. Default: ``24``.
+
+    Returns:
+        Weight with shape ``[*B, 1]``; equal to ``weight``, to the bit, wherever that
+        already satisfies the bound.
+    """
+
+    def passed(candidates: Tensor) -> Tensor:
+        # A prefix, not a count: rounding may let a later candidate slip back under.
+        return (divergence(candidates) <= max_kl).long().cumprod(-1).sum(-1, keepdim=True)
+
+    step = torch.arange(num_points, device=weight.device, dtype=weight.dtype)
+    # 0, then from about 3e-4 to exactly 1.
+    rungs = torch.exp2((step + 1 - num_points) * (12.0 / num_points))
+    rungs = torch.cat((rungs.new_zeros(1), rungs))
+    found = passed(weight * rungs[1:])
+    low = weight * rungs[found]
+    width = weight * rungs[(found + 1).clamp_max(num_points)] - low
+    share = (step + 1) / num_points
+    return low + width * (passed(low + width * share) / num_points)
+
+
 def project_weight(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor],
     log_p: Tensor,
@@ -122,11 +166,8 @@ def project_weight(
     .. math::
         \beta' = \max\{b \le \beta : \mathrm{KL}(\mathrm{mix}(b) \,\|\, p) \le \epsilon\}
 
-    The divergence grows with the weight for both :func:`mix_logits` and
-    :func:`mix_probs`, so two rounds of candidates, tried side by side, bracket the
-    answer from below: a geometric one down to a few ten-thousandths of ``weight`` (advice
-    may be steep), then an even one between its neighbours. With the default number of
-    points an answer on the ladder is within 2% of the largest weight.
+    by :func:`largest_weight`: the divergence grows with the weight for both
+    :func:`mix_logits` and :func:`mix_probs`.
 
     Args:
         mix: :func:`mix_logits` or :func:`mix_probs`.
@@ -137,26 +178,15 @@ def project_weight(
         num_points: Candidates in a round. Default: ``24``.
 
     Returns:
-        Weight with shape ``[*B, 1]``; equal to ``weight``, to the bit, wherever that
-        already satisfies the bound.
+        Weight with shape ``[*B, 1]``, as :func:`largest_weight` gives it.
     """
     log_p = log_p.unsqueeze(-2)
     other = other.unsqueeze(-2)
 
-    def passed(candidates: Tensor) -> Tensor:
-        kl = categorical_kl(mix(log_p, other, candidates.unsqueeze(-1)), log_p)
-        # A prefix, not a count: rounding may let a later candidate slip back under.
-        return (kl <= max_kl).long().cumprod(-1).sum(-1, keepdim=True)
+    def divergence(candidates: Tensor) -> Tensor:
+        return categorical_kl(mix(log_p, other, candidates.unsqueeze(-1)), log_p)
 
-    step = torch.arange(num_points, device=log_p.device, dtype=log_p.dtype)
-    # 0, then from about 3e-4 to exactly 1.
-    rungs = torch.exp2((step + 1 - num_points) * (12.0 / num_points))
-    rungs = torch.cat((rungs.new_zeros(1), rungs))
-    found = passed(weight * rungs[1:])
-    low = weight * rungs[found]
-    width = weight * rungs[(found + 1).clamp_max(num_points)] - low
-    share = (step + 1) / num_points
-    return low + width * (passed(low + width * share) / num_points)
+    return largest_weight(divergence, weight, max_kl, num_points=num_points)
 
 
 def align_temperature(

@@ -15,6 +15,8 @@ number of actions.
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
 | :data:`SOURCE` | ``[*B, 1]`` | int64 | who picked the action, see the ``SOURCE_*`` constants |
 | :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
+| :data:`MIX_LOC` | ``[*B, A]`` | float32 | location of the mixed policy, for continuous actions |
+| :data:`MIX_SCALE` | ``[*B, A]`` | float32 | its scale |
 | :data:`NEED` | ``[*B, 1]`` | float32 | weight that bought advice would add |
 | :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was mixed in, see the ``ORIGIN_*`` constants |
 | :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
@@ -38,6 +40,8 @@ BETA = "lore_beta"
 KL = "lore_kl"
 SOURCE = "lore_source"
 MIX_LOGITS = "lore_logits"
+MIX_LOC = "lore_loc"
+MIX_SCALE = "lore_scale"
 GATE = "lore_gate"
 
 SOURCE_POLICY = 0

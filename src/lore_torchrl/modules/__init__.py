@@ -6,6 +6,7 @@ from lore_torchrl.modules.actor import LoReActor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
+from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
@@ -13,10 +14,13 @@ from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 __all__ = [
+    "Gaussian",
+    "GaussianMixer",
     "ImaginationActor",
     "LatentDisagreement",
     "LoReActor",
     "LogitMixer",
+    "MixedGaussian",
     "Mixture",
     "PriorNet",
     "RunningScale",

@@ -13,6 +13,7 @@ from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
 from lore_torchrl.functional import masked_correlation, max_entropy, two_hot_variance
+from lore_torchrl.functional_gaussian import scale_entropy
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
 _SYMLOG_RANGE = (-20.0, 20.0)
@@ -80,6 +81,11 @@ class UncertaintyGate(TensorDictModuleBase):
     :class:`RunningScale`. Disagreement as in `Plan2Explore
     <https://arxiv.org/abs/2005.05960>`_; a weight of zero costs no compute.
 
+    With ``scale_range`` the policy is Gaussian: its :math:`\hat H` is
+    :func:`~lore_torchrl.functional_gaussian.scale_entropy`, its entropy (before the tanh of a
+    bounded policy) between that of the least and that of the greatest scale, and the methods
+    take its scale ``[*B, A]`` where they say log-probabilities.
+
     With ``adapt_rate`` the weights follow what tells where the critic is wrong (see
     :meth:`adapt`). They then live in the buffer ``weights``, in the order of the formula,
     and ``entropy_weight``, ``value_weight`` and ``disagreement_weight`` are their start.
@@ -90,9 +96,11 @@ class UncertaintyGate(TensorDictModuleBase):
     in a loss, a gate counts as open from ``low`` on.
 
     Args:
-        num_actions: Number of actions :math:`A`.
+        num_actions: Number of actions :math:`A`; with ``scale_range``, of their dimensions.
 
     Keyword Args:
+        scale_range: Least and greatest scale of a Gaussian policy; ``None`` for a categorical
+            one. Default: ``None``.
         beta_max: Largest weight :math:`\beta_{\max}`; ``0`` switches advice off.
             A buffer: ``fill_`` it to schedule it. Default: ``1.0``.
         kappa: Steepness :math:`\kappa`. Default: ``10.0``.
@@ -112,7 +120,7 @@ class UncertaintyGate(TensorDictModuleBase):
         adapt_rate: Share :math:`r` of the new weights in :meth:`adapt`, in ``[0, 1]``;
             ``0`` holds the weights, as numbers. Default: ``0.0``.
         adapt_temperature: Softness :math:`T_w` of the new weights. Default: ``0.25``.
-        logits_key: Policy logits, ``[*B, A]``. Default: ``"logits"``.
+        logits_key: Policy logits, or scale, ``[*B, A]``. Default: ``"logits"``.
         value_logits_key: Two-hot value logits, ``[*B, K]``. Default: ``"state_value_logits"``.
         value_variance_key: Variance of the value, ``[*B, 1]``; with
             ``value_source="ensemble"`` it is read in place of the logits, and the attribute
@@ -138,6 +146,7 @@ class UncertaintyGate(TensorDictModuleBase):
         self,
         num_actions: int,
         *,
+        scale_range: tuple[float, float] | None = None,
         beta_max: float = 1.0,
         kappa: float = 10.0,
         tau: float = 0.5,
@@ -160,8 +169,11 @@ class UncertaintyGate(TensorDictModuleBase):
         gate_key: str = keys.GATE,
     ):
         super().__init__()
-        if num_actions < 2:
-            raise ValueError(f"num_actions must be at least 2, got {num_actions}.")
+        least = 2 if scale_range is None else 1
+        if num_actions < least:
+            raise ValueError(f"num_actions must be at least {least}, got {num_actions}.")
+        if scale_range is not None and not 0 < scale_range[0] < scale_range[1]:
+            raise ValueError(f"scale_range needs 0 < low < high, got {scale_range}.")
         weights = {
             "entropy_weight": entropy_weight,
             "value_weight": value_weight,
@@ -192,6 +204,9 @@ class UncertaintyGate(TensorDictModuleBase):
         if value_source == "ensemble":
             value_logits_key = value_variance_key
         self.num_actions = num_actions
+        self.scale_range = scale_range
+        # What the entropy is divided by; that of a scale is between 0 and 1 already.
+        self.largest_entropy = max_entropy(num_actions) if scale_range is None else 1.0
         self.kappa = kappa
         self.tau = tau
         self.entropy_weight = entropy_weight / total
@@ -242,7 +257,10 @@ class UncertaintyGate(TensorDictModuleBase):
     ) -> dict[str, Tensor]:
         parts = {}
         if self.entropy_weight:
-            parts["entropy"] = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+            if self.scale_range is None:
+                parts["entropy"] = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+            else:
+                parts["entropy"] = scale_entropy(log_p, *self.scale_range)
         if self.value_weight:
             if value_logits is None:
                 raise KeyError(
@@ -290,7 +308,7 @@ class UncertaintyGate(TensorDictModuleBase):
         parts = self._parts(log_p, value_logits, disagreement)
         uncertainty = torch.zeros_like(log_p[..., :1])
         if "entropy" in parts:
-            share = self._weight("entropy") / max_entropy(self.num_actions)
+            share = self._weight("entropy") / self.largest_entropy
             uncertainty = uncertainty + share * parts["entropy"]
         for name in ("value", "disagreement"):
             if name in parts:
@@ -328,7 +346,7 @@ class UncertaintyGate(TensorDictModuleBase):
         shares = {}
         for name, part in parts.items():
             if name == "entropy":
-                scaled = part / max_entropy(self.num_actions)
+                scaled = part / self.largest_entropy
             else:
                 scaled = getattr(self, f"{name}_scale")(part)
             shares[name] = self._weight(name) * scaled
@@ -387,7 +405,8 @@ class UncertaintyGate(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the uncertainty and the weight; in training, update the statistics."""
-        log_p = torch.log_softmax(tensordict.get(self.logits_key), -1)
+        policy = tensordict.get(self.logits_key)
+        log_p = torch.log_softmax(policy, -1) if self.scale_range is None else policy
         value_logits = tensordict.get(self.value_logits_key, None) if self.value_weight else None
         self.write(tensordict, self.step(log_p, value_logits, *self.carried(tensordict)))
         return tensordict

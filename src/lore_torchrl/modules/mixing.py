@@ -9,6 +9,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torch.distributions import Distribution
 
 from lore_torchrl import keys
 from lore_torchrl.functional import (
@@ -32,6 +33,11 @@ class Mixture(NamedTuple):
     beta: Tensor
     kl: Tensor
 
+    @property
+    def policy(self) -> Tensor:
+        """The mixed policy, as the mixer's other methods take one."""
+        return self.log_probs
+
 
 class LogitMixer(TensorDictModuleBase):
     r"""Mix advice into a categorical policy, never further than a KL bound.
@@ -50,6 +56,10 @@ class LogitMixer(TensorDictModuleBase):
 
     The projection is the trust region of `TRPO <https://arxiv.org/abs/1502.05477>`_ put
     on the mixture instead of on the update.
+
+    A *policy* is here its normalised log-probabilities ``[*B, A]``. Actor and losses ask
+    the mixer for all that depends on the kind of policy; for continuous actions that is
+    :class:`~lore_torchrl.modules.GaussianMixer`.
 
     Keyword Args:
         max_kl: Bound in nats; ``math.inf`` leaves the mixture unprojected.
@@ -113,6 +123,30 @@ class LogitMixer(TensorDictModuleBase):
     def temper(self, prior_logits: Tensor) -> Tensor:
         """Divide centred advice by the aligner's temperature, if there is an aligner."""
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
+
+    @staticmethod
+    def policy_of(distribution: Distribution) -> Tensor:
+        """Return the policy of an actor's distribution; the gradient passes."""
+        return torch.log_softmax(distribution.logits.float(), -1)
+
+    def prior(self, prior_logits: Tensor) -> Tensor:
+        """Return centred advice as a policy."""
+        return torch.log_softmax(self.temper(prior_logits), -1)
+
+    @staticmethod
+    def divergence(first: Tensor, second: Tensor) -> Tensor:
+        """Return KL(first, second) of two policies, nats, ``[*B]``."""
+        return categorical_kl(first, second)
+
+    @staticmethod
+    def expected_log_prob(policy: Tensor, prior: Tensor) -> Tensor:
+        """Return the prior's log-probability of an action, expected under the policy, ``[*B]``."""
+        return (policy.exp() * prior).sum(-1)
+
+    @staticmethod
+    def gate_input(policy: Tensor) -> Tensor:
+        """Return what the gate takes the policy's entropy from."""
+        return policy
 
     @torch.no_grad()
     def mix(

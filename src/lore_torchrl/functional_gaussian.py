@@ -1,0 +1,174 @@
+"""The arithmetic of advice on continuous actions, as pure functions over tensors.
+
+As in :mod:`lore_torchrl.functional`, nothing here draws, branches on a value or waits for
+the device. ``A`` is the number of action dimensions, ``K`` of anchor actions, ``*B`` any
+batch shape. All Gaussians are diagonal.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lore_torchrl.functional import largest_weight
+
+
+def anchor_moments(probs: Tensor, anchors: Tensor, min_scale: float) -> tuple[Tensor, Tensor]:
+    r"""Match a Gaussian to a distribution over anchor actions, by its first two moments.
+
+    .. math::
+        \mu = \sum_k p_k\, a_k, \qquad
+        \sigma^2 = \sum_k p_k\, (a_k - \mu)^2 + \sigma_{\min}^2
+
+    Args:
+        probs: Probabilities of the anchors, shape ``[*B, K]``.
+        anchors: The anchors' actions, shape ``[K, A]``.
+        min_scale: :math:`\sigma_{\min}`, what remains when all weight is on one anchor.
+
+    Returns:
+        Location and scale, each ``[*B, A]``.
+
+    Examples:
+        >>> loc, scale = anchor_moments(
+        ...     torch.tensor([0.5, 0.5]), torch.tensor([[-1.0], [1.0]]), 0.0
+        ... )
+        >>> loc.item(), scale.item()
+        (0.0, 1.0)
+    """
+    loc = probs @ anchors
+    # Around the mean, not as a difference of moments, which rounding may turn negative.
+    offsets = anchors - loc.unsqueeze(-2)
+    variance = (probs.unsqueeze(-1) * offsets.square()).sum(-2)
+    return loc, (variance + min_scale**2).sqrt()
+
+
+def gaussian_kl(loc: Tensor, scale: Tensor, other_loc: Tensor, other_scale: Tensor) -> Tensor:
+    r"""Return :math:`\mathrm{KL}(\mathcal N \| \mathcal N')` of diagonal Gaussians in nats.
+
+    .. math::
+        \sum_i \ln\frac{\sigma'_i}{\sigma_i}
+            + \frac{\sigma_i^2 + (\mu_i - \mu'_i)^2}{2 \sigma_i'^2} - \frac12
+
+    A bijection of the action, such as the tanh of a bounded policy, leaves it as it is.
+
+    Args:
+        loc: :math:`\mu`, shape ``[*B, A]``.
+        scale: :math:`\sigma`, shape ``[*B, A]``.
+        other_loc: :math:`\mu'`, shape ``[*B, A]``.
+        other_scale: :math:`\sigma'`, shape ``[*B, A]``.
+
+    Returns:
+        Divergence with shape ``[*B]``.
+
+    Examples:
+        >>> one = torch.ones(1)
+        >>> gaussian_kl(0 * one, one, 2 * one, one)
+        tensor(2.)
+    """
+    ratio = scale / other_scale
+    distance = (loc - other_loc) / other_scale
+    return (0.5 * (ratio.square() + distance.square() - 1.0) - ratio.log()).sum(-1)
+
+
+def mix_gaussians(
+    loc: Tensor, scale: Tensor, prior_loc: Tensor, prior_scale: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return the precision-weighted product :math:`\mathcal N \cdot \mathcal N_\rho^w`.
+
+    .. math::
+        \sigma_{mix}^{-2} = \sigma^{-2} + w\, \sigma_\rho^{-2}, \qquad
+        \mu_{mix} = \sigma_{mix}^2\,(\sigma^{-2} \mu + w\, \sigma_\rho^{-2} \mu_\rho)
+
+    Args:
+        loc: :math:`\mu` of the policy, shape ``[*B, A]``.
+        scale: :math:`\sigma` of the policy, shape ``[*B, A]``.
+        prior_loc: :math:`\mu_\rho`, shape ``[*B, A]``.
+        prior_scale: :math:`\sigma_\rho`, shape ``[*B, A]``.
+        weight: :math:`w \ge 0`, broadcastable to ``[*B, 1]``; zero gives the policy, to
+            the bit.
+
+    Returns:
+        Location and scale of the product, each ``[*B, A]``.
+    """
+    # In units of the policy's precision, so that a narrow policy does not overflow.
+    added = weight * (scale / prior_scale).square()
+    share = added / (1.0 + added)
+    mixed = loc + share * (prior_loc - loc), scale * torch.rsqrt(1.0 + added)
+    return torch.where(weight > 0, mixed[0], loc), torch.where(weight > 0, mixed[1], scale)
+
+
+def project_gaussian_weight(
+    loc: Tensor,
+    scale: Tensor,
+    prior_loc: Tensor,
+    prior_scale: Tensor,
+    weight: Tensor,
+    max_kl: float | Tensor,
+    *,
+    num_points: int = 24,
+) -> Tensor:
+    r"""Return the largest weight whose product stays within a KL ball of the policy.
+
+    .. math::
+        w' = \max\{v \le w :
+            \mathrm{KL}(\mathcal N_{mix}(v) \,\|\, \mathcal N) \le \epsilon\}
+
+    by :func:`~lore_torchrl.functional.largest_weight`. With
+    :math:`k = 1 + v \sigma^2 / \sigma_\rho^2` the divergence of a dimension is
+    :math:`\frac12 (1/k - 1 + \ln k + (1 - 1/k)^2 (\mu_\rho - \mu)^2 / \sigma^2)`, whose
+    derivative in :math:`k \ge 1` is nowhere negative: it grows with the weight.
+
+    Args:
+        loc: As in :func:`mix_gaussians`.
+        scale: As in :func:`mix_gaussians`.
+        prior_loc: As in :func:`mix_gaussians`.
+        prior_scale: As in :func:`mix_gaussians`.
+        weight: Wanted weight, shape ``[*B, 1]``, not negative.
+        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
+        num_points: Candidates in a round. Default: ``24``.
+
+    Returns:
+        Weight with shape ``[*B, 1]``.
+    """
+    policy = (loc.unsqueeze(-2), scale.unsqueeze(-2))
+    prior = (prior_loc.unsqueeze(-2), prior_scale.unsqueeze(-2))
+
+    def divergence(candidates: Tensor) -> Tensor:
+        return gaussian_kl(*mix_gaussians(*policy, *prior, candidates.unsqueeze(-1)), *policy)
+
+    return largest_weight(divergence, weight, max_kl, num_points=num_points)
+
+
+def gaussian_entropy(scale: Tensor) -> Tensor:
+    r"""Differential entropy :math:`\sum_i \ln \sigma_i + \frac12 \ln 2 \pi e`, nats, ``[*B]``.
+
+    Args:
+        scale: Shape ``[*B, A]``.
+    """
+    return (scale.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1)
+
+
+def scale_entropy(scale: Tensor, low: float, high: float) -> Tensor:
+    r"""Entropy of a Gaussian on a scale from 0, at its least, to 1, at its greatest.
+
+    .. math::
+        \hat H = \frac1A \sum_i \mathrm{clip}\Bigl(
+            \frac{\ln \sigma_i - \ln \sigma_{\min}}
+                 {\ln \sigma_{\max} - \ln \sigma_{\min}}, 0, 1\Bigr)
+
+    Args:
+        scale: Shape ``[*B, A]``.
+        low: :math:`\sigma_{\min}`.
+        high: :math:`\sigma_{\max}`.
+
+    Returns:
+        Shape ``[*B, 1]``.
+
+    Examples:
+        >>> scale_entropy(torch.tensor([[0.1], [1.0], [9.0]]), 0.1, 1.0).flatten().tolist()
+        [0.0, 1.0, 1.0]
+    """
+    place = (scale.log() - math.log(low)) / (math.log(high) - math.log(low))
+    return place.clamp(0.0, 1.0).mean(-1, keepdim=True)
