@@ -1,4 +1,4 @@
-"""Stock DreamerV3 networks for vector and image observations and discrete actions."""
+"""Stock DreamerV3: vector and image observations, discrete and continuous actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
-from torchrl.data import Composite, OneHot, Unbounded
+from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.model_based.dreamer import DreamerEnv
 from torchrl.modules import (
     DreamerV3DiscreteActor,
@@ -29,6 +29,7 @@ from torchrl.modules import (
 from torchrl.objectives import symexp, symlog
 
 from lore_torchrl.configs import DreamerConfig
+from lore_torchrl.modules import DreamerV3ContinuousActor
 
 #: Where the world model writes what it makes of each thing seen.
 RECONSTRUCTED = {"observation": "reco", "frame": "reco_frame"}
@@ -73,14 +74,17 @@ class DreamerAgent:
         world_model: Encoder, RSSM rollout, decoder, reward and continuation heads.
         imagination: Model-based environment over the shared dynamics and reward head.
         continuation: Imagined continuation probability from the shared head.
-        actor: One-hot categorical actor over state and belief.
+        actor: One-hot categorical actor over state and belief, or with ``action_bounds`` a
+            Gaussian one.
         value: Two-hot critic; writes ``state_value_logits`` and ``state_value``.
         filter: Encoder and state estimator of the acting policy: observation in, posterior
             ``state`` and ``belief`` out.
         state_dim: Size of the flattened stochastic state.
         belief_dim: Size of the deterministic state.
-        num_actions: Number of actions.
+        num_actions: Number of actions, or of dimensions of a continuous one.
         observed: What the agent sees of an observation: ``observation``, ``frame`` or both.
+        action_bounds: Lowest and highest continuous action, each ``[A]``; ``None`` where
+            actions are discrete. Default: ``None``.
     """
 
     world_model: TensorDictSequential
@@ -93,6 +97,7 @@ class DreamerAgent:
     belief_dim: int
     num_actions: int
     observed: tuple[str, ...]
+    action_bounds: tuple[Tensor, Tensor] | None = None
 
     def policy(
         self, actor: TensorDictModuleBase | None = None, *after: TensorDictModuleBase
@@ -135,6 +140,7 @@ def build_agent(
     observation_dim: int | None = None,
     frame_shape: tuple[int, int, int] | None = None,
     num_actions: int,
+    action_bounds: tuple[Tensor, Tensor] | None = None,
     device: torch.device | str = "cpu",
 ) -> DreamerAgent:
     """Build the networks of stock DreamerV3 from TorchRL's public modules.
@@ -149,7 +155,9 @@ def build_agent(
             Default: ``None``.
         frame_shape: Channels, rows and columns of the image ``frame``, ``None`` where there
             is none. Default: ``None``.
-        num_actions: Number of discrete actions.
+        num_actions: Number of discrete actions, or of dimensions of a continuous one.
+        action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``,
+            the actions are discrete.
         device: Where the parameters live. Default: ``"cpu"``.
 
     Raises:
@@ -209,14 +217,12 @@ def build_agent(
         reward_net = DreamerV3MLP(features, c.num_bins, outscale=0.0, **head)
         continue_net = DreamerV3MLP(features, 1, **head)
         two_hot = SymExpTwoHot(c.num_bins)
-        actor = DreamerV3DiscreteActor(
-            features,
-            num_actions,
-            depth=c.actor_layers,
-            num_cells=c.hidden_dim,
-            norm_eps=c.norm_eps,
-            unimix=c.unimix,
-        )
+        policy = {"depth": c.actor_layers, "num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
+        if action_bounds is None:
+            actor = DreamerV3DiscreteActor(features, num_actions, unimix=c.unimix, **policy)
+        else:
+            action_bounds = tuple(bound.float().to(device) for bound in action_bounds)
+            actor = DreamerV3ContinuousActor(features, *action_bounds, **policy)
         value_net = DreamerV3MLP(
             features, c.num_bins, c.value_layers, c.hidden_dim, outscale=0.0, norm_eps=c.norm_eps
         )
@@ -294,7 +300,10 @@ def build_agent(
         state=Unbounded(state_dim), belief=Unbounded(c.belief_dim)
     ).to(device)
     imagination.state_spec = imagination.observation_spec.clone()
-    imagination.action_spec = OneHot(num_actions).to(device)
+    if action_bounds is None:
+        imagination.action_spec = OneHot(num_actions).to(device)
+    else:
+        imagination.action_spec = Bounded(*action_bounds, dtype=torch.float32, device=device)
     imagination.reward_spec = Unbounded((1,)).to(device)
 
     continuation = TensorDictSequential(
@@ -319,4 +328,5 @@ def build_agent(
         belief_dim=c.belief_dim,
         num_actions=num_actions,
         observed=tuple(encoders),
+        action_bounds=action_bounds,
     )

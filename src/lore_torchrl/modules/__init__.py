@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lore_torchrl.modules.actor import LoReActor
+from lore_torchrl.modules.continuous_actor import DreamerV3ContinuousActor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
@@ -14,6 +15,7 @@ from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 __all__ = [
+    "DreamerV3ContinuousActor",
     "Gaussian",
     "GaussianMixer",
     "ImaginationActor",

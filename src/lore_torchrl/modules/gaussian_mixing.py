@@ -52,6 +52,23 @@ class MixedGaussian(NamedTuple):
     kl: Tensor
 
 
+def refuse_for_gaussian(**settings: object) -> None:
+    """Refuse what needs probabilities of named actions.
+
+    Args:
+        **settings: By name; what is false counts as off.
+
+    Raises:
+        ValueError: If one of them is on.
+    """
+    on = [name for name, value in settings.items() if value]
+    if on:
+        raise ValueError(
+            f"{', '.join(on)}: this needs probabilities of named actions, which a Gaussian policy "
+            "does not have. Switch it off for continuous actions."
+        )
+
+
 class GaussianMixer(TensorDictModuleBase):
     r"""Mix advice on named anchor actions into a Gaussian policy, within a KL bound.
 

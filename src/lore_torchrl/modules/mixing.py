@@ -125,6 +125,25 @@ class LogitMixer(TensorDictModuleBase):
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
     @staticmethod
+    def check(actor: TensorDictModuleBase) -> None:
+        """Check that an actor's policy is one that this mixer can mix.
+
+        Args:
+            actor: Ends in a probabilistic module over logits.
+
+        Raises:
+            ValueError: If it is of another kind.
+        """
+        head = actor[-1]
+        head_keys = getattr(head, "dist_keys", None)
+        if head_keys is None or tuple(head_keys) != ("logits",) or len(head.in_keys) != 1:
+            raise ValueError(
+                "actor must end in a categorical distribution over one logits entry, as "
+                f"DreamerV3DiscreteActor does; got {type(head).__name__} with in_keys="
+                f"{getattr(head, 'in_keys', None)}. A Gaussian actor needs a GaussianMixer."
+            )
+
+    @staticmethod
     def policy_of(distribution: Distribution) -> Tensor:
         """Return the policy of an actor's distribution; the gradient passes."""
         return torch.log_softmax(distribution.logits.float(), -1)

@@ -14,19 +14,15 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
 from lore_torchrl.control.outcomes import Outcomes
-from lore_torchrl.functional import (
-    categorical_kl,
-    clean_advice,
-    linear_schedule,
-    masked_mean,
-    step_multiplier,
-)
+from lore_torchrl.functional import clean_advice, linear_schedule, masked_mean, step_multiplier
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gaussian_mixing import GaussianMixer, refuse_for_gaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
+from lore_torchrl.objectives.gate_inputs import gate_inputs
 from lore_torchrl.objectives.imagination import imagined_bonus
 
 
@@ -64,17 +60,22 @@ class LoReActorLoss(LossModule):
     ``trust()``: advice teaches only once advised episodes have shown a higher return. With a
     ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
 
+    With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
+    :math:`\rho` and :math:`\pi_{mix}`; the terms are the same. What needs probabilities of
+    named actions (advice in imagination, disagreement) is refused.
+
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
 
     Args:
         actor_loss: Stock :class:`~torchrl.objectives.DreamerV3ActorLoss` or
-            :class:`~torchrl.objectives.DreamerActorLoss` whose actor is categorical.
+            :class:`~torchrl.objectives.DreamerActorLoss`. Its actor is categorical, or
+            Gaussian as the mixer knows it.
 
     Keyword Args:
         gate: Gate of the acting policy, for :math:`\pi_{mix}`. Needed for the constraint.
-        mixer: Mixer of the acting policy, for :math:`T` and :math:`\pi_{mix}`.
-            Needed for the constraint; without it :math:`T = 1`.
+        mixer: Mixer of the acting policy, for :math:`T`, :math:`\rho` and :math:`\pi_{mix}`.
+            Needed for the constraint and for a Gaussian actor; without it :math:`T = 1`.
         prior_weight: :math:`\lambda_\rho`. Default: ``0.3``.
         prior_kl: Direction of the prior term: ``"prior_to_policy"`` is
             :math:`\mathrm{KL}(\rho\|\pi)`, which makes the policy cover the advice;
@@ -110,7 +111,8 @@ class LoReActorLoss(LossModule):
     Raises:
         TypeError: If ``actor_loss`` is not a stock Dreamer actor loss.
         ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is
-            unknown, or a term is on without the parts that it needs.
+            unknown, a term is on without the parts that it needs, or the mixer does not fit
+            the actor.
 
     The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
     LoRe terms, ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and
@@ -152,7 +154,7 @@ class LoReActorLoss(LossModule):
         actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
         *,
         gate: UncertaintyGate | None = None,
-        mixer: LogitMixer | None = None,
+        mixer: LogitMixer | GaussianMixer | None = None,
         prior_weight: float = 0.3,
         prior_kl: Literal["prior_to_policy", "policy_to_prior"] = "prior_to_policy",
         bonus_weight: float = 0.0,
@@ -220,6 +222,15 @@ class LoReActorLoss(LossModule):
             raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
+        # Knows the kind of policy: how it is read, mixed and compared.
+        self.__dict__["_mixing"] = mixing = LogitMixer() if mixer is None else mixer
+        mixing.check(actor_loss.actor_model)
+        if isinstance(mixing, GaussianMixer):
+            refuse_for_gaussian(
+                beta_imagine_max=beta_imagine_max,
+                imagine_bonus_weight=imagine_bonus_weight,
+                disagreement=disagreement,
+            )
         self.__dict__["_actor"] = actor_loss.actor_model
         self.__dict__["_imagination"] = None
         if beta_imagine_max:
@@ -363,12 +374,12 @@ class LoReActorLoss(LossModule):
         raw, learnt = self.complete(tensordict) if advice is None else advice
         terms = {} if learnt is None else {"lore_learnt": learnt.float().mean()}
         prior_logits, weight, valid = clean_advice(*raw)
-        log_p = torch.log_softmax(self.actor_model.get_dist(features).logits.float(), -1)
-        aligner = None if self.mixer is None else self.mixer.temperature
+        mixing = self._mixing
+        policy = mixing.policy_of(self.actor_model.get_dist(features))
+        aligner = mixing.temperature
         if aligner is not None and self.training:
-            aligner.update(log_p.detach(), prior_logits, valid)
-        tempered = prior_logits if self.mixer is None else self.mixer.temper(prior_logits)
-        log_prior = torch.log_softmax(tempered, -1)
+            aligner.update(policy.detach(), prior_logits, valid)
+        prior = mixing.prior(prior_logits)
         trust = self._trust(raw[1], learnt)
         valid = valid.squeeze(-1)
         if trust is not None:
@@ -380,23 +391,27 @@ class LoReActorLoss(LossModule):
         terms["lore_advised"] = valid.float().mean()
         mixes = self.constrained or self.distillation_weight
         if mixes or self.gated:
-            inputs = self._gate_inputs(log_p.detach(), tensordict)
+            critic = self.value_model if self.value_ensemble is None else self.value_ensemble
+            parts = {"critic": critic, "disagreement": self.disagreement}
+            inputs = mixing.gate_input(policy.detach())
+            inputs = gate_inputs(self.gate, inputs, tensordict, **parts)
             if outcomes is not None and self.training:
                 self.gate.adapt(*inputs, outcomes.advantage, outcomes.valid)
             beta = self.gate.evaluate(*inputs).beta
         if self.gated:
             weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
         if self.prior_weight:
-            pair = (log_prior, log_p) if self.prior_kl == "prior_to_policy" else (log_p, log_prior)
-            prior = masked_mean(weight * categorical_kl(*pair), valid)
-            terms["loss_lore_prior"] = self.prior_weight * scale * prior
+            pair = (prior, policy) if self.prior_kl == "prior_to_policy" else (policy, prior)
+            apart = masked_mean(weight * mixing.divergence(*pair), valid)
+            terms["loss_lore_prior"] = self.prior_weight * scale * apart
         if self.bonus_weight:
-            expected = (log_p.exp() * log_prior).sum(-1)
+            expected = mixing.expected_log_prob(policy, prior)
             bonus = masked_mean(weight * expected, valid)
             terms["loss_lore_bonus"] = -self.bonus_weight * scale * bonus
         if mixes:
-            mixture = self.mixer.mix(log_p.detach(), *raw, beta if trust is None else beta * trust)
-            kl = masked_mean(categorical_kl(mixture.log_probs, log_p), valid)
+            beta = beta if trust is None else beta * trust
+            mixture = mixing.mix(policy.detach(), *raw, beta)
+            kl = masked_mean(mixing.divergence(mixture.policy, policy), valid)
             terms["lore_kl"] = kl
         if self.distillation_weight:
             terms["loss_lore_distillation"] = self.distillation_weight * scale * kl
@@ -430,21 +445,3 @@ class LoReActorLoss(LossModule):
         if self.calibrator is None:
             return None
         return self.calibrator.trust(confidence, None if learnt is None else learnt.long())
-
-    @torch.no_grad()
-    def _gate_inputs(
-        self, log_p: Tensor, tensordict: TensorDictBase
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return what the gate weighs: the policy, the critic's spread, the disagreement."""
-        value_logits = disagreement = None
-        if self.gate.value_weight:
-            if tensordict.get(self.gate.value_logits_key, None) is None:
-                critic = self.value_model if self.value_ensemble is None else self.value_ensemble
-                tensordict = critic(tensordict.select(*critic.in_keys))
-            value_logits = tensordict.get(self.gate.value_logits_key)
-        if self.gate.disagreement_weight and self.disagreement is not None:
-            latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
-            disagreement = self.disagreement.disagreement(*latent, log_p)
-        elif self.gate.disagreement_weight:
-            disagreement = tensordict.get(self.gate.disagreement_key, None)
-        return log_p, value_logits, disagreement

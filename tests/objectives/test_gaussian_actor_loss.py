@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from dreamer_sample import gradients, tiny_agent
+from gaussian_sample import ANCHORS, HIGH, LOW, advised_latents, continuous_agent
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch.distributions import Independent, Normal, kl_divergence
+from torchrl.modules import IndependentNormal, TanhNormal
+from torchrl.modules.models.model_based import DreamerActor
+from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
+from torchrl.objectives.utils import ValueEstimators
+
+from lore_torchrl.modules import GaussianMixer, LogitMixer, UncertaintyGate
+from lore_torchrl.objectives import LoReActorLoss
+
+V3 = {"entropy_bonus": 3e-4}
+KINDS = pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (DreamerV3ActorLoss, {**V3, "use_reinforce": False}),
+        (DreamerV3ActorLoss, {**V3, "use_reinforce": True}),
+        (DreamerActorLoss, {}),
+    ],
+    ids=["v3", "v3_reinforce", "first_dreamer"],
+)
+
+
+def first_dreamer_agent(distribution=TanhNormal, **settings):
+    """The first Dreamer's own actor network over the tiny agent's latent states."""
+    agent = continuous_agent(**settings)
+    kwargs = {"low": LOW, "high": HIGH} if distribution is TanhNormal else {}
+    net = DreamerActor(2, depth=1, num_cells=8, std_bias=1.0)
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(net, ["state", "belief"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=distribution,
+            distribution_kwargs=kwargs,
+            default_interaction_type=InteractionType.RANDOM,
+        ),
+    )
+    actor(advised_latents().select("state", "belief"))
+    return replace(agent, actor=actor)
+
+
+def agent_for(kind):
+    return continuous_agent() if kind is DreamerV3ActorLoss else first_dreamer_agent()
+
+
+def stock_loss(agent, kind=DreamerV3ActorLoss, **settings):
+    if kind is DreamerV3ActorLoss:
+        settings = {"continuation_model": agent.continuation, **V3, **settings}
+    loss = kind(agent.actor, agent.value, agent.imagination, imagination_horizon=3, **settings)
+    loss.make_value_estimator(ValueEstimators.TDLambda, gamma=0.9, lmbda=0.8)
+    return loss
+
+
+def parts(bounds=(LOW, HIGH)):
+    gate = UncertaintyGate(2, scale_range=(0.1, 1.0), value_weight=0.0, tau=0.2)
+    return {"gate": gate, "mixer": GaussianMixer(ANCHORS, bounds=bounds)}
+
+
+def lore_loss(agent, kind=DreamerV3ActorLoss, settings=None, **kwargs):
+    return LoReActorLoss(stock_loss(agent, kind, **(settings or {})), **parts(), **kwargs)
+
+
+class TestEqualsStock:
+    @KINDS
+    @pytest.mark.parametrize("why", ["weights", "masked", "no_entries"])
+    def test_losses_gradients_and_random_stream(self, kind, settings, why):
+        results = []
+        for wrapped in (False, True):
+            agent = agent_for(kind)
+            loss = stock_loss(agent, kind, **settings)
+            td = advised_latents(mask=why != "masked")
+            if why == "no_entries":
+                td = td.select("state", "belief")
+            if wrapped:
+                off = {"prior_weight": 0.0, "multiplier_lr": 0.0} if why == "weights" else {}
+                loss = LoReActorLoss(loss, **parts(), **off)
+            torch.manual_seed(5)
+            losses, imagined = loss(td)
+            sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
+            results.append((losses, imagined, gradients(agent.actor), torch.get_rng_state()))
+        (stock, stock_imagined, stock_grads, stock_state), (lore, imagined, grads, state) = results
+        assert all(torch.equal(value, lore[key]) for key, value in stock.items())
+        assert all(v == 0 for k, v in lore.items() if k.startswith("loss_lore"))
+        assert (imagined == stock_imagined).all() and torch.equal(state, stock_state)
+        assert set(grads) == set(stock_grads) and any(g.any() for g in grads.values())
+        assert all(torch.equal(grads[name], grad) for name, grad in stock_grads.items())
+
+    @KINDS
+    def test_with_advice_the_stock_loss_stays_what_it_was(self, kind, settings):
+        agent, td = agent_for(kind), advised_latents()
+        torch.manual_seed(5)
+        stock, _ = stock_loss(agent, kind, **settings)(td)
+        torch.manual_seed(5)
+        lore, _ = lore_loss(agent, kind, settings)(td)
+        assert all(torch.equal(value, lore[key]) for key, value in stock.items())
+        assert lore["loss_lore_prior"] > 0 and lore["lore_kl"] > 0
+
+
+def distributions(agent, loss, td):
+    """Policy, prior and mixture as torch knows them, before the tanh."""
+    base = agent.actor.get_dist(td).root_dist
+    policy = Independent(Normal(base.loc, base.scale), 1)
+    mixer = loss.mixer
+    probs = torch.softmax(td["llm_prior_logits"], -1)
+    loc = probs @ mixer.anchors
+    variance = (probs.unsqueeze(-1) * (mixer.anchors - loc.unsqueeze(1)) ** 2).sum(1)
+    scale = (variance + mixer.min_scale**2).sqrt()
+    prior = Independent(Normal(loc, scale), 1)
+    advice = [td[f"llm_{name}"] for name in ("prior_logits", "confidence", "mask")]
+    beta = loss.gate.evaluate(base.scale.detach()).beta
+    mixed = mixer.mix(mixer.policy_of(agent.actor.get_dist(td)).detach(), *advice, beta).policy
+    return policy, prior, Independent(Normal(*mixed), 1)
+
+
+def mean(td, values, weighted=True):
+    if weighted:
+        values = values * td["llm_confidence"].squeeze(-1)
+    return values[td["llm_mask"].squeeze(-1)].mean()
+
+
+class TestTerms:
+    @pytest.mark.parametrize("direction", ["prior_to_policy", "policy_to_prior"])
+    def test_prior_by_hand(self, direction):
+        agent, td = continuous_agent(), advised_latents()
+        loss = lore_loss(agent, prior_weight=0.3, prior_kl=direction)
+        policy, prior, _ = distributions(agent, loss, td)
+        pair = (prior, policy) if direction == "prior_to_policy" else (policy, prior)
+        expected = 0.3 * mean(td, kl_divergence(*pair))
+        torch.testing.assert_close(loss.advice_terms(td)["loss_lore_prior"], expected)
+        assert abs(0.3 * mean(td, kl_divergence(*pair[::-1])) - expected) > 1e-2
+
+    def test_bonus_by_hand(self):
+        agent, td = continuous_agent(), advised_latents()
+        loss = lore_loss(agent, bonus_weight=0.7)
+        policy, prior, _ = distributions(agent, loss, td)
+        expected = -kl_divergence(policy, prior) - policy.entropy()
+        found = loss.advice_terms(td)["loss_lore_bonus"]
+        torch.testing.assert_close(found, -0.7 * mean(td, expected))
+
+    def test_constraint_and_its_multiplier_by_hand(self):
+        agent, td = continuous_agent(), advised_latents()
+        loss = lore_loss(agent, multiplier_init=0.5, multiplier_lr=0.01, delta=0.02)
+        policy, _, mixed = distributions(agent, loss, td)
+        kl = mean(td, kl_divergence(mixed, policy), weighted=False)
+        assert kl > 0.05
+        terms = loss.advice_terms(td)
+        torch.testing.assert_close(terms["loss_lore_constraint"], 0.5 * (kl - 0.02))
+        assert loss.multiplier.item() == pytest.approx(0.5 + 0.01 * (kl.item() - 0.02), rel=1e-5)
+
+    def test_gradient_reaches_the_actor_alone(self):
+        agent, td = continuous_agent(), advised_latents()
+        td["llm_prior_logits"].requires_grad_()
+        td["state"].requires_grad_()
+        loss = lore_loss(agent, multiplier_init=0.5, delta=0.0, bonus_weight=0.1)
+        terms = loss.advice_terms(td)
+        sum(v for k, v in terms.items() if k.startswith("loss_")).backward()
+        assert any(g.any() for g in gradients(agent.actor).values())
+        assert not gradients(agent.value) and not gradients(agent.world_model)
+        assert td["llm_prior_logits"].grad is None and td["state"].grad is None
+
+    @pytest.mark.parametrize(
+        "bad", [{"prior_logits": float("nan")}, {"confidence": float("nan")}], ids=str
+    )
+    def test_unusable_rows_change_nothing(self, bad):
+        results = []
+        for case in ("clean", "bad"):
+            agent, td = continuous_agent(), advised_latents(9, mask=True)
+            rows = torch.arange(9) % 3 == 0
+            if case == "clean":
+                td = td[~rows]
+            else:
+                for name, value in bad.items():
+                    td[f"llm_{name}"][rows] = value
+            loss = lore_loss(agent, bonus_weight=0.2, multiplier_init=0.5, delta=0.0)
+            terms = loss.advice_terms(td)
+            sum(v for k, v in terms.items() if k.startswith("loss_")).backward()
+            results.append((terms, gradients(agent.actor)))
+        (clean, clean_grads), (terms, grads) = results
+        for name in ("loss_lore_prior", "loss_lore_bonus", "loss_lore_constraint", "lore_kl"):
+            torch.testing.assert_close(terms[name], clean[name])
+        for name, grad in clean_grads.items():
+            torch.testing.assert_close(grads[name], grad)
+
+
+@pytest.mark.parametrize("distribution", [TanhNormal, IndependentNormal])
+def test_the_first_dreamer_moves_to_the_advice(distribution):
+    # Its heads are zero: nothing but the advice has an opinion.
+    agent = first_dreamer_agent(distribution, opinionated=False)
+    td = advised_latents(16, mask=True)
+    td["llm_prior_logits"] = torch.tensor([0.0, 0.0, 0.0, 9.0, 0.0]).expand(16, 5)
+    td["llm_confidence"] = torch.ones(16, 1)
+    own = parts((LOW, HIGH) if distribution is TanhNormal else None)
+    loss = LoReActorLoss(stock_loss(agent, DreamerActorLoss), **own, prior_weight=1.0)
+    optimizer = torch.optim.Adam(agent.actor.parameters(), lr=2e-2)
+
+    def distance():
+        action = agent.actor.get_dist(td.select("state", "belief")).deterministic_sample
+        return (action - torch.tensor(ANCHORS[3])).abs().mean().item()
+
+    before, divergences = distance(), []
+    for _ in range(30):
+        losses, _ = loss(td)
+        optimizer.zero_grad()
+        sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+        optimizer.step()
+        divergences.append(losses["loss_lore_prior"].item())
+    assert losses["loss_actor"] == 0.0
+    assert divergences[-1] < 0.2 * divergences[0]
+    assert distance() < 0.5 * before
+
+
+class TestRefused:
+    def test_a_gaussian_actor_without_its_mixer(self):
+        agent = continuous_agent()
+        for mixer in (None, LogitMixer()):
+            with pytest.raises(ValueError, match="Gaussian actor needs a GaussianMixer"):
+                LoReActorLoss(stock_loss(agent), mixer=mixer, multiplier_lr=0.0)
+
+    def test_a_categorical_actor_with_it(self):
+        agent = tiny_agent()
+        with pytest.raises(ValueError, match="Supported are TanhNormal"):
+            LoReActorLoss(stock_loss(agent, use_reinforce=True), **parts())
+
+    def test_what_needs_named_actions(self):
+        from lore_torchrl.modules import LatentDisagreement, PriorNet
+
+        agent = continuous_agent()
+        with pytest.raises(ValueError, match="imagine_bonus_weight: this needs prob"):
+            lore_loss(agent, prior_net=PriorNet(24, 5), imagine_bonus_weight=0.1)
+        ensemble = LatentDisagreement(8, 16, 5, num_members=2, hidden_dim=4)
+        with pytest.raises(ValueError, match="disagreement: this needs prob"):
+            lore_loss(agent, disagreement=ensemble)
