@@ -7,6 +7,7 @@ from lore_torchrl.modules.continuous_actor import DreamerV3ContinuousActor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
+from lore_torchrl.modules.gaussian_actor import GaussianLoReActor
 from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
@@ -17,6 +18,7 @@ from lore_torchrl.modules.value_ensemble import ValueEnsemble
 __all__ = [
     "DreamerV3ContinuousActor",
     "Gaussian",
+    "GaussianLoReActor",
     "GaussianMixer",
     "ImaginationActor",
     "LatentDisagreement",

@@ -17,6 +17,12 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from lore_torchrl import keys
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
+from lore_torchrl.modules.gaussian_mixing import (
+    Gaussian,
+    GaussianMixer,
+    MixedGaussian,
+    refuse_for_gaussian,
+)
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
 
@@ -37,8 +43,9 @@ class Explanation(NamedTuple):
 
 class _Decision(NamedTuple):
     weighed: GateOutput
-    mixture: Mixture
-    index: Tensor
+    mixture: Mixture | MixedGaussian
+    # Index of the action, or the action itself before its tanh.
+    choice: Tensor
     changed: Tensor
     need: Tensor | None
     origin: Tensor | None
@@ -102,7 +109,11 @@ class LoReActor(TensorDictModuleBase):
         source_key: Default: ``"lore_source"``.
 
     Raises:
-        ValueError: If the gate weighs the critic's variance and there is no critic.
+        TypeError: If the mixer is for the other kind of actions.
+        ValueError: If the mixer does not fit the actor, or the gate weighs the critic's
+            variance and there is no critic.
+
+    For continuous actions see :class:`~lore_torchrl.modules.GaussianLoReActor`.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -114,11 +125,13 @@ class LoReActor(TensorDictModuleBase):
         ['action', 'action_log_prob', 'belief']
     """
 
+    _mixer_class: type[TensorDictModuleBase] = LogitMixer
+
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
         gate: UncertaintyGate,
-        mixer: LogitMixer,
+        mixer: LogitMixer | GaussianMixer,
         *,
         value_model: TensorDictModuleBase | None = None,
         disagreement: LatentDisagreement | None = None,
@@ -130,19 +143,19 @@ class LoReActor(TensorDictModuleBase):
         source_key: NestedKey = keys.SOURCE,
     ):
         super().__init__()
-        head = actor[-1]
-        head_keys = getattr(head, "dist_keys", None)
-        if head_keys is None or tuple(head_keys) != ("logits",) or len(head.in_keys) != 1:
-            raise ValueError(
-                "actor must end in a categorical distribution over one logits entry, as "
-                f"DreamerV3DiscreteActor does; got {type(head).__name__} with in_keys="
-                f"{getattr(head, 'in_keys', None)}."
+        if not isinstance(mixer, self._mixer_class):
+            raise TypeError(
+                f"{type(self).__name__} needs a {self._mixer_class.__name__}, got "
+                f"{type(mixer).__name__}."
             )
+        mixer.check(actor, gate)
         if gate.value_weight and value_model is None:
             raise ValueError(
                 f"The gate has value_weight={gate.value_weight}: pass value_model, "
                 "or build the gate with value_weight=0."
             )
+        if isinstance(mixer, GaussianMixer):
+            refuse_for_gaussian(disagreement=disagreement)
         self.actor = actor
         # The actor without its head; slicing it at every step would cost a module each.
         self.__dict__["_backbone"] = tuple(actor.module)[:-1]
@@ -157,13 +170,15 @@ class LoReActor(TensorDictModuleBase):
         self.action_key = action_key
         self.log_prob_key = log_prob_key
         self.source_key = source_key
-        self.logits_key = head.in_keys[0]
-        self.advice_keys = mixer.in_keys[1:4]
+        # Logits, or location and scale.
+        self.policy_keys = list(actor[-1].in_keys)
+        self.logits_key = self.policy_keys[0]
+        self.advice_keys = mixer.in_keys[-4:-1]
         self.in_keys = [*actor.in_keys, *self.advice_keys]
         if gate.hysteresis is not None:
             self.in_keys.append(gate.gate_key)
         self.out_keys = [
-            self.logits_key,
+            *self.policy_keys,
             *gate.out_keys[:2],
             *mixer.out_keys,
             source_key,
@@ -201,10 +216,8 @@ class LoReActor(TensorDictModuleBase):
         *body, last = self._backbone
         for module in body:
             module(tensordict)
-        logits = _run(last, tensordict, self.logits_key)
-        log_p = logits - logits.logsumexp(-1, keepdim=True)
-        tensordict.set(self.logits_key, log_p)
-        value_logits, disagreement, was_active = self._observed(tensordict, log_p)
+        policy = self._compute_policy(last, tensordict)
+        value_logits, disagreement, was_active = self._observed(tensordict, policy)
         own = None
         if self.prior_net is not None:
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
@@ -218,7 +231,7 @@ class LoReActor(TensorDictModuleBase):
                 self.__dict__["_compiled"] = torch.compile(decide, **self._compile_kwargs)
             decide = self._compiled
         decision = decide(
-            log_p,
+            policy,
             value_logits,
             disagreement,
             was_active,
@@ -229,11 +242,7 @@ class LoReActor(TensorDictModuleBase):
         )
         self.gate.write(tensordict, decision.weighed)
         self.mixer.write(tensordict, decision.mixture)
-        index = decision.index
-        action = torch.zeros_like(log_p, dtype=torch.long).scatter_(-1, index, 1)
-        tensordict.set(self.action_key, action)
-        log_probs = decision.mixture.log_probs
-        tensordict.set(self.log_prob_key, log_probs.gather(-1, index).squeeze(-1))
+        self._write_action(tensordict, decision.mixture, decision.choice)
         tensordict.set(self.source_key, decision.changed.long() * keys.SOURCE_ADVICE)
         if decision.need is not None:
             tensordict.set(keys.NEED, decision.need)
@@ -241,8 +250,35 @@ class LoReActor(TensorDictModuleBase):
             tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
 
+    def _compute_policy(self, last: TensorDictModuleBase, tensordict: TensorDictBase) -> Tensor:
+        """Run the actor's last network, write the policy and return it."""
+        logits = _run(last, tensordict, self.logits_key)
+        log_p = logits - logits.logsumexp(-1, keepdim=True)
+        tensordict.set(self.logits_key, log_p)
+        return log_p
+
+    def _read_policy(self, tensordict: TensorDictBase) -> Tensor:
+        """Return the policy that was written."""
+        return torch.log_softmax(tensordict.get(self.logits_key), -1)
+
+    def _draw(self, mixture: Mixture, log_p: Tensor, random: bool) -> tuple[Tensor, Tensor]:
+        """Return what the mixture picks, and where the policy would have picked otherwise."""
+        both = torch.stack((mixture.log_probs, log_p))
+        if random:
+            # In place of torch.multinomial, which does just this, for two rows at once.
+            both = torch.softmax(both, -1) / torch.empty_like(log_p).exponential_()
+        index, stock_index = both.argmax(-1, keepdim=True)
+        return index, index != stock_index
+
+    def _write_action(self, tensordict: TensorDictBase, mixture: Mixture, index: Tensor) -> None:
+        """Write the action that was drawn, and its log-probability under the mixture."""
+        log_probs = mixture.log_probs
+        action = torch.zeros_like(log_probs, dtype=torch.long).scatter_(-1, index, 1)
+        tensordict.set(self.action_key, action)
+        tensordict.set(self.log_prob_key, log_probs.gather(-1, index).squeeze(-1))
+
     def _observed(
-        self, tensordict: TensorDictBase, log_p: Tensor
+        self, tensordict: TensorDictBase, policy: Tensor | Gaussian
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return what the gate looks at beside the policy: critic, ensemble, hysteresis."""
         value_logits = None
@@ -251,7 +287,7 @@ class LoReActor(TensorDictModuleBase):
         disagreement, was_active = self.gate.carried(tensordict)
         if self.disagreement is not None:
             latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])
-            disagreement = self.disagreement.disagreement(*latent, log_p)
+            disagreement = self.disagreement.disagreement(*latent, policy)
         return value_logits, disagreement, was_active
 
     @torch.no_grad()
@@ -261,8 +297,9 @@ class LoReActor(TensorDictModuleBase):
         Args:
             tensordict: What :meth:`forward` returned for it, with advice.
         """
-        log_p = torch.log_softmax(tensordict.get(self.logits_key), -1)
-        shares = self.gate.shares(log_p, *self._observed(tensordict, log_p)[:2])
+        policy = self._read_policy(tensordict)
+        seen = self._observed(tensordict, policy)[:2]
+        shares = self.gate.shares(self.mixer.gate_input(policy), *seen)
         prior_logits, confidence, mask = (tensordict.get(key) for key in self.advice_keys)
         learnt = None
         if self.prior_net is not None:
@@ -276,7 +313,7 @@ class LoReActor(TensorDictModuleBase):
 
     def _decide(
         self,
-        log_p: Tensor,
+        policy: Tensor | Gaussian,
         value_logits: Tensor | None,
         disagreement: Tensor | None,
         was_active: Tensor | None,
@@ -289,7 +326,8 @@ class LoReActor(TensorDictModuleBase):
         random: bool,
     ) -> _Decision:
         """Weigh, mix and pick, on tensors alone: what ``torch.compile`` can fuse."""
-        weighed = self.gate.step(log_p, value_logits, disagreement, was_active)
+        seen = self.mixer.gate_input(policy)
+        weighed = self.gate.step(seen, value_logits, disagreement, was_active)
         beta = weighed.beta if share is None else weighed.beta * share
         # Answers also serve later stretches, so a share of zero does not make them worthless.
         need = None if share is None else weighed.beta
@@ -302,10 +340,6 @@ class LoReActor(TensorDictModuleBase):
             prior_logits, confidence, mask = filled[:3]
         if self.calibrator is not None:
             beta = beta * self.calibrator.trust(confidence, learnt)
-        mixture = self.mixer.mix(log_p, prior_logits, confidence, mask, beta)
-        both = torch.stack((mixture.log_probs, log_p))
-        if random:
-            # In place of torch.multinomial, which does just this, for two rows at once.
-            both = torch.softmax(both, -1) / torch.empty_like(log_p).exponential_()
-        index, stock_index = both.argmax(-1, keepdim=True)
-        return _Decision(weighed, mixture, index, index != stock_index, need, origin)
+        mixture = self.mixer.mix(policy, prior_logits, confidence, mask, beta)
+        choice, changed = self._draw(mixture, policy, random)
+        return _Decision(weighed, mixture, choice, changed, need, origin)

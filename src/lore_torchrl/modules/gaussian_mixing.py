@@ -22,6 +22,7 @@ from lore_torchrl.functional_gaussian import (
     mix_gaussians,
     project_gaussian_weight,
 )
+from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.temperature import TemperatureAligner
 
 # How near to a bound, as a share of half the range, an anchor of a bounded policy may lie:
@@ -208,15 +209,21 @@ class GaussianMixer(TensorDictModuleBase):
         place = (2.0 * actions - self.high - self.low) / (self.high - self.low)
         return place.clamp(_MARGIN - 1.0, 1.0 - _MARGIN).atanh()
 
-    def check(self, actor: TensorDictModuleBase) -> None:
-        """Check that an actor's distribution is one that this mixer can mix.
+    def check(self, actor: TensorDictModuleBase, gate: UncertaintyGate | None = None) -> None:
+        """Check that an actor's policy is one that this mixer can mix, and its gate can weigh.
 
         Args:
             actor: Ends in a probabilistic module over location and scale.
+            gate: Its gate, if it has one.
 
         Raises:
             ValueError: If it is of another kind, or has other bounds.
         """
+        if gate is not None and gate.scale_range is None:
+            raise ValueError(
+                "The gate of a Gaussian policy needs the least and the greatest scale to measure "
+                "its entropy by: UncertaintyGate(A, scale_range=(low, high))."
+            )
         head = actor[-1]
         kind = getattr(head, "distribution_class", None)
         kwargs = dict(getattr(head, "distribution_kwargs", None) or {})
@@ -249,12 +256,11 @@ class GaussianMixer(TensorDictModuleBase):
             distribution = distribution.base_dist
         return Gaussian(distribution.loc.float(), distribution.scale.float())
 
-    @staticmethod
-    def distribution(policy: Gaussian, like: Distribution) -> Distribution:
-        """Return a policy as a distribution of the same kind as ``like``."""
-        if isinstance(like, TanhNormal):
-            return TanhNormal(*policy, low=like.low, high=like.high)
-        return IndependentNormal(*policy)
+    def squash(self, value: Tensor) -> Tensor:
+        """Return the action of a value before the tanh; without bounds that is the value."""
+        if not self.bounded:
+            return value
+        return (self.high + self.low) / 2 + (self.high - self.low) / 2 * value.tanh()
 
     def nearest(self, actions: Tensor) -> Tensor:
         """Return the index of the anchor nearest to each action ``[*B, A]``, ``[*B, 1]``."""

@@ -19,6 +19,7 @@ from lore_torchrl.functional import (
     mix_probs,
     project_weight,
 )
+from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.temperature import TemperatureAligner
 
 
@@ -125,11 +126,12 @@ class LogitMixer(TensorDictModuleBase):
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
     @staticmethod
-    def check(actor: TensorDictModuleBase) -> None:
-        """Check that an actor's policy is one that this mixer can mix.
+    def check(actor: TensorDictModuleBase, gate: UncertaintyGate | None = None) -> None:
+        """Check that an actor's policy is one that this mixer can mix, and its gate can weigh.
 
         Args:
             actor: Ends in a probabilistic module over logits.
+            gate: Its gate, if it has one.
 
         Raises:
             ValueError: If it is of another kind.
@@ -141,6 +143,11 @@ class LogitMixer(TensorDictModuleBase):
                 "actor must end in a categorical distribution over one logits entry, as "
                 f"DreamerV3DiscreteActor does; got {type(head).__name__} with in_keys="
                 f"{getattr(head, 'in_keys', None)}. A Gaussian actor needs a GaussianMixer."
+            )
+        if gate is not None and gate.scale_range is not None:
+            raise ValueError(
+                f"The gate has scale_range={gate.scale_range}, which is for a Gaussian policy: "
+                "leave it None for a categorical one."
             )
 
     @staticmethod

@@ -224,7 +224,7 @@ class LoReActorLoss(LossModule):
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         # Knows the kind of policy: how it is read, mixed and compared.
         self.__dict__["_mixing"] = mixing = LogitMixer() if mixer is None else mixer
-        mixing.check(actor_loss.actor_model)
+        mixing.check(actor_loss.actor_model, gate)
         if isinstance(mixing, GaussianMixer):
             refuse_for_gaussian(
                 beta_imagine_max=beta_imagine_max,
