@@ -26,6 +26,7 @@ from lore_torchrl.envs.finance import FinancialRegimes
 from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner, _make_lake
 from lore_torchrl.envs.gym_batch import gym_batch
 from lore_torchrl.envs.minigrid import MiniGrid
+from lore_torchrl.envs.pendulum import Pendulum
 from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.envs.snake import APPLE, HEAD, Snake, SnakeEnv
 
@@ -35,6 +36,7 @@ FAMILIES = {
     "frozen lake": FrozenLake,
     "dry lake, 8x8": lambda: FrozenLake(map_name="8x8", slippery=False),
     "snake": Snake,
+    "pendulum": Pendulum,
     "poisonous snake": lambda: Snake(poison=True, enemy=False, size=5),
     "crafter": lambda: Crafter(area=(16, 16), max_steps=60),
     "market": FinancialRegimes,

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dreamer_sample import gradients, tiny_agent
+from dreamer_sample import (
+    gradients,
+    lore_config,
+    tiny_agent,
+    tiny_config,
+    tiny_sample,
+    update,
+    weights,
+)
 from gaussian_sample import ANCHORS, HIGH, LOW, advised_latents, continuous_agent
 from tensordict.nn import (
     InteractionType,
@@ -18,6 +26,7 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
 from lore_torchrl.modules import GaussianMixer, LogitMixer, UncertaintyGate
 from lore_torchrl.objectives import LoReActorLoss
 
@@ -222,6 +231,40 @@ def test_the_first_dreamer_moves_to_the_advice(distribution):
     assert distance() < 0.5 * before
 
 
+def learner(lore, *, seed=0):
+    agent = continuous_agent(seed=seed)
+    actor = None if lore is None else build_lore_actor(lore, agent, anchors=ANCHORS)
+    return build_learner(tiny_config(), agent, lore=lore, lore_actor=actor)
+
+
+def replayed(mask):
+    sample = tiny_sample(mask=None)
+    sample["action"] = LOW + (HIGH - LOW) * torch.rand(*sample.batch_size, 2)
+    advice = advised_latents(sample.numel(), mask=mask).reshape(sample.batch_size)
+    for name in ("llm_prior_logits", "llm_confidence", "llm_mask"):
+        sample["next", name] = advice[name]
+    return sample
+
+
+def test_an_update_without_advice_is_that_of_stock_dreamer():
+    stock, lore = learner(None), learner(lore_config())
+    found, wanted = (update(each, replayed(mask=False)) for each in (lore, stock))
+    for name, value in wanted[0].items():
+        assert torch.equal(found[0][name], value), name
+    assert all(torch.equal(found[1][name], grad) for name, grad in wanted[1].items())
+    assert torch.equal(found[2], wanted[2])
+    after, stock_after = weights(lore.loss), weights(stock.loss)
+    assert all(torch.equal(after[name], value) for name, value in stock_after.items())
+
+
+def test_an_update_with_advice_teaches_the_actor_alone():
+    stock, lore = learner(None), learner(lore_config(prior_weight=1.0))
+    found, wanted = (update(each, replayed(mask=True)) for each in (lore, stock))
+    assert found[0]["loss_lore_prior"] > 0 and found[0]["lore_kl"] > 0
+    changed = {n for n, grad in wanted[1].items() if not torch.equal(found[1][n], grad)}
+    assert changed and all(name.startswith("actor_loss.actor_model") for name in changed)
+
+
 class TestRefused:
     def test_a_gaussian_actor_without_its_mixer(self):
         agent = continuous_agent()
@@ -233,6 +276,10 @@ class TestRefused:
         agent = tiny_agent()
         with pytest.raises(ValueError, match="Supported are TanhNormal"):
             LoReActorLoss(stock_loss(agent, use_reinforce=True), **parts())
+
+    def test_a_mixing_actor_without_anchors(self):
+        with pytest.raises(ValueError, match="describer's anchors"):
+            build_lore_actor(lore_config(), continuous_agent())
 
     def test_what_needs_named_actions(self):
         from lore_torchrl.modules import LatentDisagreement, PriorNet

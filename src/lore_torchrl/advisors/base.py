@@ -92,6 +92,10 @@ class Describer(Protocol):
     for tensors, a ``str`` for text. A describer may remember: ``row`` names the
     environment within the batch, and :meth:`observe` is called once for each new
     observation of that row, before :meth:`cache_key` and :meth:`request`.
+
+    Where the environment's actions are continuous, a describer also has ``anchors``: the
+    action ``[A]`` that each of its names stands for, in their order. :meth:`observe` is then
+    told of the nearest one.
     """
 
     in_keys: Sequence[str]

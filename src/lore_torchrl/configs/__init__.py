@@ -96,10 +96,18 @@ class TemperatureConfig:
 
 @dataclass
 class MixerConfig:
-    """Keywords of :class:`~lore_torchrl.modules.LogitMixer`."""
+    """Keywords of :class:`~lore_torchrl.modules.LogitMixer`.
+
+    ``min_scale`` is of :class:`~lore_torchrl.modules.GaussianMixer`, which has no ``mode``.
+    """
 
     max_kl: float = 1.0
     mode: str = "logit"
+    min_scale: float = 0.3
+
+    def __post_init__(self) -> None:
+        value = self.min_scale
+        check(value > 0, "lore.mixer.min_scale", value, "it must be positive")
 
 
 @dataclass

@@ -19,7 +19,13 @@ from lore_torchrl.control import EpisodeShare, ShareBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
-from lore_torchrl.envs.family import EnvFamily, build_family, check_family, planner_of
+from lore_torchrl.envs.family import (
+    EnvFamily,
+    anchors_of,
+    build_family,
+    check_family,
+    planner_of,
+)
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
@@ -156,7 +162,8 @@ def build_acting(
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
-    lore_actor = build_lore_actor(c.lore, agent, device=device)
+    anchors = anchors_of(family.make_describer(memory=c.env.memory))
+    lore_actor = build_lore_actor(c.lore, agent, anchors=anchors, device=device)
     if lore_actor.gate.hysteresis is not None:
         env.append_transform(lore_actor.gate.make_tensordict_primer())
     picks: TensorDictModuleBase = lore_actor

@@ -32,8 +32,10 @@ COLUMNS = (
 class AdviceLog:
     """Write a line of JSON for each answer at the step that it was bought for.
 
-    ``prior``, ``policy`` and ``mix`` are probabilities by the action's name. Late answers, in
-    async mode, come after their step and have no line.
+    ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
+    continuous, the latter two are the Gaussian's location and scale (before its tanh), and
+    ``action`` is its numbers. Late answers, in async mode, come after their step and have no
+    line.
 
     Args:
         path: The file.
@@ -95,15 +97,33 @@ class AdviceLog:
             "prompt": written,
             "prior": self._probs(row.get(keys.PRIOR_LOGITS)),
             "confidence": round(float(row.get(keys.CONFIDENCE)), 4),
-            "policy": self._probs(row.get("logits")),
-            "mix": self._probs(row.get(keys.MIX_LOGITS)),
             "beta": round(float(row.get(keys.BETA)), 4),
-            "action": self.actions[int(row.get("action").argmax(-1))],
+        } | self._acted(row)
+
+    def _acted(self, row: TensorDictBase) -> dict[str, Any]:
+        logits = row.get("logits", None)
+        if logits is not None:
+            return {
+                "policy": self._probs(logits),
+                "mix": self._probs(row.get(keys.MIX_LOGITS)),
+                "action": self.actions[int(row.get("action").argmax(-1))],
+            }
+        return {
+            "policy": {"loc": _numbers(row.get("loc")), "scale": _numbers(row.get("scale"))},
+            "mix": {
+                "loc": _numbers(row.get(keys.MIX_LOC)),
+                "scale": _numbers(row.get(keys.MIX_SCALE)),
+            },
+            "action": _numbers(row.get("action")),
         }
 
     def _probs(self, logits: torch.Tensor) -> dict[str, float]:
         probs = torch.softmax(logits.detach().float().cpu(), -1).tolist()
         return {name: round(p, 4) for name, p in zip(self.actions, probs, strict=True)}
+
+
+def _numbers(values: torch.Tensor) -> list[float]:
+    return [round(value, 4) for value in values.detach().cpu().tolist()]
 
 
 def read_advice(path: str | Path) -> list[dict[str, Any]]:

@@ -8,24 +8,28 @@ import torch
 
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.control import HealthMonitor
+from lore_torchrl.dreamer.agent import DreamerAgent
 
 
-def build_health(c: TrainConfig, steps: int, num_actions: int) -> HealthMonitor | None:
+def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonitor | None:
     """Build the monitor of a run, ``None`` where it is switched off.
 
     Args:
         c: The run.
         steps: Its environment steps.
-        num_actions: Number of actions.
+        agent: Its networks.
     """
     if not c.health.enabled:
         return None
     settings = asdict(c.health)
     for name in ("enabled", "stop"):
         del settings[name]
+    if agent.action_bounds is not None:
+        # A density's entropy has no scale of its own to take a share of.
+        settings["entropy_share"] = None
     loss = c.lore.loss
     return HealthMonitor(
-        num_actions=num_actions,
+        num_actions=agent.num_actions,
         total_steps=steps,
         beta_max=c.lore.gate.beta_max if c.lore.enabled else 0.0,
         multiplier_max=loss.multiplier_max if c.lore.enabled and loss.multiplier_lr else 0.0,

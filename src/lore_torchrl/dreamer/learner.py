@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,10 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 from lore_torchrl.configs import DreamerConfig, LoReConfig
 from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, ShareBandit
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
+from lore_torchrl.dreamer.continuous import check_continuous
 from lore_torchrl.modules import (
+    GaussianLoReActor,
+    GaussianMixer,
     LatentDisagreement,
     LogitMixer,
     LoReActor,
@@ -54,7 +58,11 @@ class Learner:
 
 
 def build_lore_actor(
-    config: LoReConfig, agent: DreamerAgent, *, device: torch.device | str = "cpu"
+    config: LoReConfig,
+    agent: DreamerAgent,
+    *,
+    anchors: torch.Tensor | Sequence[Sequence[float]] | None = None,
+    device: torch.device | str = "cpu",
 ) -> LoReActor:
     """Build gate, aligner and mixer around the agent's actor.
 
@@ -63,24 +71,44 @@ def build_lore_actor(
         agent: Agent whose actor and critic are used.
 
     Keyword Args:
+        anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
         device: Where the buffers live. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If actions are continuous and there are no anchors, or a setting is on
+            that needs discrete ones.
     """
     # What LoRe draws for its own networks must not move the agent's random stream.
     with torch.random.fork_rng():
-        actor = _build_lore_actor(config, agent, device)
+        actor = _build_lore_actor(config, agent, anchors, device)
     return actor.compile_decision() if config.compile_decision else actor
 
 
 def _build_lore_actor(
-    config: LoReConfig, agent: DreamerAgent, device: torch.device | str
+    config: LoReConfig,
+    agent: DreamerAgent,
+    anchors: torch.Tensor | Sequence[Sequence[float]] | None,
+    device: torch.device | str,
 ) -> LoReActor:
     gate_kwargs = _settings(config.gate)
     if gate_kwargs["hysteresis"] is not None:
         gate_kwargs["hysteresis"] = tuple(gate_kwargs["hysteresis"])
-    gate = UncertaintyGate(agent.num_actions, **gate_kwargs)
-    mixer = LogitMixer(
-        **vars(config.mixer), temperature=TemperatureAligner(**vars(config.temperature))
-    )
+    aligner = TemperatureAligner(**vars(config.temperature))
+    if agent.action_bounds is None:
+        kind, num_choices, scale_range = LoReActor, agent.num_actions, None
+        mixer = LogitMixer(**_settings(config.mixer, "min_scale"), temperature=aligner)
+    else:
+        check_continuous(config)
+        if anchors is None:
+            raise ValueError("Advice on continuous actions needs the describer's anchors.")
+        kind, num_choices, scale_range = GaussianLoReActor, len(anchors), agent.actor.scale_range
+        mixer = GaussianMixer(
+            anchors,
+            bounds=agent.action_bounds,
+            **_settings(config.mixer, "mode"),
+            temperature=aligner,
+        )
+    gate = UncertaintyGate(agent.num_actions, scale_range=scale_range, **gate_kwargs)
     # Of the critic only its logits are wanted here, not the decoded value.
     critic: TensorDictModuleBase = agent.value[0]
     sizes = (agent.state_dim, agent.belief_dim)
@@ -93,7 +121,7 @@ def _build_lore_actor(
         c = config.prior_net
         prior_net = PriorNet(
             sum(sizes),
-            agent.num_actions,
+            num_choices,
             depth=c.depth,
             num_cells=c.num_cells,
             threshold=c.threshold,
@@ -104,7 +132,7 @@ def _build_lore_actor(
     if config.calibration.enabled:
         calibrator = ConfidenceCalibrator(num_groups=2, **_settings(config.calibration, "enabled"))
     parts = {"disagreement": disagreement, "prior_net": prior_net, "calibrator": calibrator}
-    actor = LoReActor(agent.actor, gate, mixer, value_model=critic, **parts)
+    actor = kind(agent.actor, gate, mixer, value_model=critic, **parts)
     for part in (gate, mixer, critic, *parts.values()):
         if part is not None:
             part.to(device)
@@ -171,7 +199,8 @@ def build_learner(
         continuation_model=agent.continuation,
         imagination_horizon=c.imagination_horizon,
         entropy_bonus=c.entropy_bonus,
-        use_reinforce=True,
+        # Through a continuous action the gradient of the imagined return itself passes.
+        use_reinforce=agent.action_bounds is None,
         return_normalization_min_scale=c.return_min_scale,
     )
     actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=c.gamma, lmbda=c.lmbda)

@@ -6,39 +6,52 @@ import torch
 from tensordict import TensorDictBase
 
 from lore_torchrl import keys
+from lore_torchrl.functional_gaussian import gaussian_entropy
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
     """Entropy and sharpness of the policy that acted.
 
     Args:
-        batch: Collector output with ``logits`` and, under LoRe, the ``lore_*`` entries.
+        batch: Collector output with ``logits``, or ``loc`` and ``scale``, and, under LoRe,
+            the ``lore_*`` entries.
     """
-    log_p = torch.log_softmax(batch.get("logits").float(), -1)
-    values = {"lore/entropy_wm": -(log_p.exp() * log_p).sum(-1).mean()}
-    log_mix = batch.get(keys.MIX_LOGITS, None)
-    if log_mix is None:
-        log_mix = log_p
+    log_p, scale = batch.get("logits", None), batch.get("scale", None)
+    if log_p is None:
+        mix_scale = batch.get(keys.MIX_SCALE, None)
+        values = {"lore/entropy_wm": gaussian_entropy(scale).mean()}
+        advised = mix_scale is not None
+        if advised:
+            values["lore/entropy_mix"] = gaussian_entropy(mix_scale).mean()
     else:
-        beta = batch.get(keys.BETA)
-        source = batch.get(keys.SOURCE)
-        values |= {
-            "lore/entropy_mix": -(log_mix.exp() * log_mix).sum(-1).mean(),
-            "lore/kl": batch.get(keys.KL).mean(),
-            "lore/beta_mean": beta.mean(),
-            "lore/beta_std": beta.std(),
-            "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
-            "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
-            "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
-            "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
-            "lore/advised": batch.get(keys.MASK).float().mean(),
-        }
-        origin = batch.get(keys.ORIGIN, None)
-        if origin is not None:
-            used = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
-            values["prior_net/advised"] = used
-        share = batch.get(keys.SHARE, None)
-        if share is not None:
-            values["bandit/share"] = share.mean()
-    values["lore/prob_max"] = log_mix.exp().amax(-1).mean()
+        log_p = torch.log_softmax(log_p.float(), -1)
+        values = {"lore/entropy_wm": -(log_p.exp() * log_p).sum(-1).mean()}
+        log_mix = batch.get(keys.MIX_LOGITS, None)
+        advised = log_mix is not None
+        if advised:
+            values["lore/entropy_mix"] = -(log_mix.exp() * log_mix).sum(-1).mean()
+        values["lore/prob_max"] = (log_mix if advised else log_p).exp().amax(-1).mean()
+    if advised:
+        values |= _advice_metrics(batch)
     return {name: value.item() for name, value in values.items()}
+
+
+def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
+    beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
+    values = {
+        "lore/kl": batch.get(keys.KL).mean(),
+        "lore/beta_mean": beta.mean(),
+        "lore/beta_std": beta.std(),
+        "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
+        "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
+        "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
+        "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
+        "lore/advised": batch.get(keys.MASK).float().mean(),
+    }
+    origin = batch.get(keys.ORIGIN, None)
+    if origin is not None:
+        values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
+    share = batch.get(keys.SHARE, None)
+    if share is not None:
+        values["bandit/share"] = share.mean()
+    return values

@@ -225,7 +225,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
         ]
-    health = build_health(c, steps, agent.num_actions)
+    health = build_health(c, steps, agent)
     if health is not None:
         gauges.append(partial(count_nonfinite, learner.loss))
     metrics = MetricsHook(

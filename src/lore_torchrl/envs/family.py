@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import OneHot
+from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
@@ -23,13 +23,15 @@ EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
 class Sizes(NamedTuple):
     """What an agent must fit.
 
-    Size of ``observation`` and shape of ``frame``, each ``None`` where there is none, and the
-    number of actions.
+    Size of ``observation`` and shape of ``frame``, each ``None`` where there is none; number
+    of actions, or of dimensions of a continuous one; and its lowest and highest value, each
+    ``[A]``, ``None`` where actions are discrete.
     """
 
     observation_dim: int | None
     frame_shape: tuple[int, ...] | None
     num_actions: int
+    action_bounds: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @runtime_checkable
@@ -55,7 +57,8 @@ class EnvFamily(Protocol):
         """Make a batch of environments, of batch size ``[num_envs]`` even for one.
 
         The policy reads ``observation``, float32 ``[num_envs, D]``, or ``frame``, uint8
-        ``[num_envs, C, H, W]``, or both, and writes a one-hot ``action`` ``[num_envs, A]``.
+        ``[num_envs, C, H, W]``, or both, and writes ``action`` ``[num_envs, A]``: one-hot, or
+        continuous within finite bounds, in which case the describer has ``anchors``.
         ``success``, bool ``[num_envs, 1]``, tells whether the episode has succeeded with this
         step or before. Random steps (``lore.epsilon``) need an ``action_mask``, bool
         ``[num_envs, A]``.
@@ -179,7 +182,9 @@ def check_family(
     try:
         sizes = _check_specs(env, needed, name)
         if advised:
-            if sizes.num_actions != len(describer.actions):
+            if sizes.action_bounds is not None:
+                _check_anchors(describer, sizes, name)
+            elif sizes.num_actions != len(describer.actions):
                 raise ValueError(
                     f"{name} has {sizes.num_actions} actions, {type(describer).__name__} names "
                     f"{len(describer.actions)}: {list(describer.actions)}."
@@ -225,17 +230,59 @@ def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
                 f"{list(seen[key].shape)}."
             )
     actions = env.action_spec
-    if not isinstance(actions, OneHot) or len(actions.shape) != 2:
-        raise ValueError(
-            f"{name}: the action must be one-hot, [N, A], got {type(actions).__name__} "
-            f"{list(actions.shape)}."
-        )
+    discrete = isinstance(actions, OneHot) and len(actions.shape) == 2
     shapes = {key: tuple(part.shape[1:]) for key, part in seen.items()}
     return Sizes(
         shapes["observation"][0] if "observation" in shapes else None,
         shapes.get("frame"),
         actions.shape[-1],
+        None if discrete else _bounds(actions, name),
     )
+
+
+def _bounds(spec: TensorSpec, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lowest and highest value of a continuous action, each ``[A]``."""
+    fits = isinstance(spec, Bounded) and len(spec.shape) == 2 and spec.dtype.is_floating_point
+    if not fits:
+        raise ValueError(
+            f"{name}: the action must be one-hot, [N, A], or bounded floats, [N, A], got "
+            f"{type(spec).__name__} {list(spec.shape)} of {spec.dtype}."
+        )
+    low, high = spec.space.low[0].float(), spec.space.high[0].float()
+    if not (low.isfinite() & high.isfinite()).all():
+        raise ValueError(
+            f"{name}: a continuous action needs finite bounds, got {low.tolist()} to "
+            f"{high.tolist()}."
+        )
+    return low, high
+
+
+def anchors_of(describer: Describer) -> torch.Tensor | None:
+    """Return the continuous actions that a describer's names stand for, ``[K, A]``.
+
+    ``None`` where it has no ``anchors``: its actions are the environment's own.
+
+    Args:
+        describer: The describer.
+    """
+    anchors = getattr(describer, "anchors", None)
+    return None if anchors is None else torch.as_tensor(anchors, dtype=torch.float32)
+
+
+def _check_anchors(describer: Describer, sizes: Sizes, name: str) -> None:
+    kind, anchors = type(describer).__name__, anchors_of(describer)
+    shape = [len(describer.actions), sizes.num_actions]
+    if anchors is None or list(anchors.shape) != shape:
+        raise ValueError(
+            f"{name} has continuous actions: {kind} needs anchors, one action for each of its "
+            f"names, {shape}, got {None if anchors is None else list(anchors.shape)}."
+        )
+    low, high = sizes.action_bounds
+    if not ((anchors >= low) & (anchors <= high)).all():
+        raise ValueError(
+            f"{kind}: anchors must lie within the action's bounds, {low.tolist()} to "
+            f"{high.tolist()}, got {anchors.tolist()}."
+        )
 
 
 def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:

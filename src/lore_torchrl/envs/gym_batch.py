@@ -61,8 +61,8 @@ def gym_batch(
     Args:
         make: Makes one environment, with ``render_mode="rgb_array"`` where its argument is
             true. Its observations are a ``Dict`` with ``observation``, a float32 ``Box`` of
-            one dimension, and its actions are ``Discrete``. With ``parallel`` it must
-            be picklable.
+            one dimension, and its actions are ``Discrete`` or a bounded ``Box``. With
+            ``parallel`` it must be picklable.
 
     Keyword Args:
         num_envs: Number of rows, up to 1000.

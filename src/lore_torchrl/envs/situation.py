@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.family import EnvFamily, close_env, read_row
+from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
 
 
 def sample_request(
@@ -39,6 +39,10 @@ def sample_request(
         raise ValueError(f"steps must not be negative, got {steps}.")
     env = family.make_env(num_envs=1, seed=seed)
     describer = family.make_describer(memory=memory, image=image)
+    # What stands for each name: a one-hot, or a continuous action.
+    actions = anchors_of(describer)
+    if actions is None:
+        actions = torch.eye(len(describer.actions), dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
     tensordict = env.reset()
     seen = read_row(tensordict, 0, describer.in_keys)
@@ -47,7 +51,7 @@ def sample_request(
         mask = tensordict.get("action_mask", torch.ones(1, len(describer.actions)))
         choices = mask[0].nonzero().flatten()
         action = choices[torch.randint(len(choices), (), generator=generator)]
-        tensordict["action"] = torch.nn.functional.one_hot(action, len(describer.actions))[None]
+        tensordict["action"] = actions[action][None]
         stepped, tensordict = env.step_and_maybe_reset(tensordict)
         ended = bool(stepped["next", "done"].any())
         seen = read_row(tensordict, 0, describer.in_keys)

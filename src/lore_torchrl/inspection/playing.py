@@ -143,7 +143,8 @@ def play(
     Raises:
         FileNotFoundError: If there is no checkpoint.
         CheckpointError: If it is damaged.
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or the agent's actions are continuous: the
+            pictures show probabilities of named actions.
     """
     for name, value, least in (("episodes", episodes, 1), ("calls", calls, 0)):
         if value < least:
@@ -184,6 +185,11 @@ def _restore(
     config: TrainConfig, family: EnvFamily, path: Path, advisor: Advisor | None
 ) -> tuple[DreamerAgent, Acting]:
     agent = build_env_agent(config, family)
+    if agent.action_bounds is not None:
+        raise ValueError(
+            f"{config.env.id} has continuous actions, and a look at an agent shows probabilities "
+            "of named ones: see the run's advice.jsonl and metrics.jsonl instead."
+        )
     acting = build_acting(
         config, family, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
     )

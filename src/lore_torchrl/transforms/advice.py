@@ -22,6 +22,7 @@ from lore_torchrl.transforms.rows import (
     ended,
     entry,
     flat_rows,
+    nearest_anchors,
     row_values,
     scalars,
 )
@@ -79,7 +80,8 @@ class AdviceTransform(Transform):
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
         reward_key: Reward of the next tensordict. Default: ``"reward"``.
-        action_key: Discrete action of the step, index or one-hot. Default: ``"action"``.
+        action_key: Action of the step: index or one-hot, or continuous where the describer
+            has ``anchors``. Default: ``"action"``.
         latent_key: Vector beside the observation by whose distance the cache finds
             neighbours, if it has a radius. Default: none.
         value_key: Value that the policy gives the observation it acts on, one number a row;
@@ -190,6 +192,8 @@ class AdviceTransform(Transform):
         self._coarse_key = describer.coarse_key if coarse else None
         self.refute = refute
         self._n_actions = len(describer.actions)
+        anchors = getattr(describer, "anchors", None)
+        self._anchors = None if anchors is None else np.asarray(anchors, dtype=np.float32)
         self._forget_rows()
 
     def _forget_rows(self) -> None:
@@ -309,13 +313,18 @@ class AdviceTransform(Transform):
             next_tensordict,
             np.flatnonzero(~self._rows.ended).tolist(),
             betas=[1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
-            actions=discrete_actions(tensordict, self.action_key, rows, self._n_actions),
+            actions=self._actions(tensordict, rows),
             rewards=np.where(stepped, reward, 0.0).tolist(),
             successes=(success & stepped).tolist(),
             steps=int(stepped.sum()),
             td_errors=td_errors,
         )
         return next_tensordict
+
+    def _actions(self, tensordict: TensorDictBase, rows: int) -> list[int]:
+        if self._anchors is None:
+            return discrete_actions(tensordict, self.action_key, rows, self._n_actions)
+        return nearest_anchors(tensordict, self.action_key, rows, self._anchors)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: advice is about a live environment, not about stored data."""

@@ -95,6 +95,24 @@ def discrete_actions(
     )
 
 
+def nearest_anchors(
+    tensordict: TensorDictBase, key: NestedKey, rows: int, anchors: np.ndarray
+) -> list[int]:
+    """Return the index of the named action that each row's continuous one is nearest to.
+
+    Raises:
+        ValueError: If the entry has another number of dimensions than ``anchors``, ``[K, A]``.
+    """
+    action = flat_rows(entry(tensordict, key), rows)
+    if action.shape[1] != anchors.shape[1]:
+        raise ValueError(
+            f"{key!r} holds {action.shape[1]} numbers a row, the describer's anchors have "
+            f"{anchors.shape[1]} dimensions."
+        )
+    distance = np.square(action[:, None] - anchors[None]).sum(2)
+    return distance.argmin(1).tolist()
+
+
 def check_action_count(spec: TensorSpec | None, key: NestedKey, n_actions: int) -> None:
     """Check that a discrete action has as many values as the describer names.
 

@@ -1,0 +1,270 @@
+"""Pendulum: swing a rod up and hold it there, by a continuous torque."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+
+#: The actions that the adviser chooses among, and their torques.
+TORQUES = {
+    "strong clockwise": -2.0,
+    "clockwise": -1.0,
+    "gentle clockwise": -0.4,
+    "none": 0.0,
+    "gentle counterclockwise": 0.4,
+    "counterclockwise": 1.0,
+    "strong counterclockwise": 2.0,
+}
+_MEANINGS = tuple(
+    f"turn {name.split()[-1]} with a torque of {abs(torque)}" if torque else "let it swing"
+    for name, torque in TORQUES.items()
+)
+# Angle from upright, radians, within which the rod counts as upright.
+UPRIGHT = 0.3
+# Degrees and radians a second that one situation spans: near the top, and elsewhere.
+_FINE, _COARSE = (5, 0.5), (15, 1.0)
+# Where the planner leaves swinging for balancing: the angle, radians.
+_BALANCE = 0.6
+_STIFFNESS, _DAMPING = 10.0, 2.5
+_UNITS = "Angles are counterclockwise from upright, so that 180 degrees hangs straight down."
+
+
+class _Held(gym.Wrapper):
+    """Count the steps for which the rod has been upright without a break."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        box = gym.spaces.Box
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observation": env.observation_space,
+                "held": box(0.0, np.inf, (1,), np.float32),
+            }
+        )
+        self._steps = 0
+
+    def _seen(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+        self._steps = self._steps + 1 if observation[0] > math.cos(UPRIGHT) else 0
+        return {"observation": observation, "held": np.array([self._steps], dtype=np.float32)}
+
+    def reset(self, **settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        observation, info = self.env.reset(**settings)
+        self._steps = 0
+        return self._seen(observation), info
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._seen(observation), float(reward), terminated, truncated, info
+
+
+class HeldToTheEnd(Success):
+    """Write ``success``: whether the episode ends here and the rod was held up to then.
+
+    Pendulum never terminates, so that an episode has succeeded if the rod was within
+    :data:`UPRIGHT` of upright in each of its last ``hold_steps`` steps.
+
+    Args:
+        hold_steps: Steps.
+    """
+
+    def __init__(self, hold_steps: int) -> None:
+        super().__init__()
+        self.hold_steps = hold_steps
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        held = next_tensordict.get("held") >= self.hold_steps
+        return next_tensordict.set("success", next_tensordict.get("done") & held)
+
+
+class Pendulum:
+    """Gymnasium's Pendulum as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+
+    The agent sees cosine and sine of the angle from upright and the angular velocity, and
+    acts by a torque ``[N, 1]`` from -2 to 2, positive counterclockwise. The adviser chooses
+    among the seven named torques of :data:`TORQUES`. An episode succeeds if the rod has been
+    upright for its last ``hold_steps`` steps: see :class:`HeldToTheEnd`.
+
+    Args:
+        env_id: Gymnasium id. Default: ``"Pendulum-v1"``.
+
+    Keyword Args:
+        max_steps: Step limit of an episode; ``None`` for the id's own, 200. Default: ``None``.
+        hold_steps: Steps for which the rod must be upright in the end. Default: ``50``.
+
+    Raises:
+        ValueError: If ``hold_steps`` is not positive, or an episode is too short for it.
+    """
+
+    def __init__(
+        self, env_id: str = "Pendulum-v1", *, max_steps: int | None = None, hold_steps: int = 50
+    ) -> None:
+        limit = gym.spec(env_id).max_episode_steps if max_steps is None else max_steps
+        if not 1 <= hold_steps <= limit:
+            raise ValueError(
+                f"hold_steps={hold_steps} must lie between 1 and the episode's {limit} steps: "
+                "lower env.options.hold_steps, or raise env.max_steps."
+            )
+        self.env_id = env_id
+        self.hold_steps = hold_steps
+        self.settings = {"max_episode_steps": limit}
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of pendulums; ``observation`` is ``[N, 3]``, the action ``[N, 1]``."""
+        return gym_batch(
+            partial(_make_pendulum, self.env_id, self.settings),
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+            transform=HeldToTheEnd(self.hold_steps),
+        )
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> PendulumDescriber:
+        """Make the describer; there is nothing to remember, and no picture."""
+        return PendulumDescriber()
+
+    def make_planner(self) -> PendulumPlanner:
+        """Make the planner."""
+        return PendulumPlanner()
+
+
+def _make_pendulum(env_id: str, settings: Mapping[str, Any], pixels: bool) -> gym.Env:
+    return _Held(gym.make(env_id, render_mode="rgb_array" if pixels else None, **settings))
+
+
+def energy(angle: float, speed: float) -> float:
+    r"""Return the rod's energy, 5 where it stands upright and -5 where it hangs.
+
+    .. math::
+        E = \tfrac16 \dot\theta^2 + 5 \cos\theta
+
+    for a rod of mass 1 kg and length 1 m under 10 m/s², in joules.
+
+    Args:
+        angle: :math:`\theta` from upright, radians.
+        speed: :math:`\dot\theta`, radians a second.
+
+    Examples:
+        >>> energy(0.0, 0.0), energy(math.pi, 0.0)
+        (5.0, -5.0)
+    """
+    return speed**2 / 6.0 + 5.0 * math.cos(angle)
+
+
+class PendulumDescriber:
+    """Angle, speed and energy in words and numbers.
+
+    Situations are rounded, finely near the top and coarsely elsewhere; the text tells of the
+    rounded one, so that whoever shares an answer was asked the same question.
+    """
+
+    in_keys = ("observation",)
+    actions = tuple(TORQUES)
+    anchors = tuple((torque,) for torque in TORQUES.values())
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Nothing is remembered."""
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return the rounded angle and speed."""
+        return "{},{}".format(*self._rounded(observation))
+
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return angle and speed, rounded coarsely everywhere."""
+        return "{},{}".format(*_round(*_state(observation), _COARSE))
+
+    def _rounded(self, observation: Mapping[str, Any]) -> tuple[int, float]:
+        angle, speed = _state(observation)
+        return _round(angle, speed, _FINE if abs(angle) < _BALANCE else _COARSE)
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the question about this state."""
+        degrees, speed = self._rounded(observation)
+        angle = math.radians(degrees)
+        if abs(angle) < UPRIGHT:
+            where = "nearly upright"
+        elif abs(angle) > math.pi - UPRIGHT:
+            where = "nearly straight down"
+        else:
+            where = f"leaning to the {'left' if angle > 0 else 'right'}"
+        turning = "at rest"
+        if speed:
+            turning = f"turning {'counter' * (speed > 0)}clockwise at {abs(speed):.2f} rad/s"
+        missing = 5.0 - energy(angle, speed)
+        lack = f"lacks {missing:.1f} J" if missing > 0 else f"has {-missing:.1f} J too much"
+        return AdviceRequest(
+            f"A rod swings around one end. It is {where}, at {degrees} degrees, {turning}. "
+            f"{_UNITS} To stand upright at rest its energy {lack}.",
+            self.actions,
+            self.cache_key(row, observation),
+            facts={"angle": angle, "speed": speed},
+            action_meanings=_MEANINGS,
+            mission="swing the rod up and hold it upright; the motor is too weak to lift it in "
+            "one go, so that it must be swung to and fro first",
+        )
+
+
+def _state(observation: Mapping[str, Any]) -> tuple[float, float]:
+    cosine, sine, speed = (float(value) for value in observation["observation"])
+    return math.atan2(sine, cosine), speed
+
+
+def _round(angle: float, speed: float, cell: tuple[int, float]) -> tuple[int, float]:
+    degrees = round(math.degrees(angle) / cell[0]) * cell[0]
+    # Straight down is one place, and adding zero makes -0.0 the same as 0.0.
+    return 180 if degrees == -180 else degrees, round(speed / cell[1]) * cell[1] + 0.0
+
+
+class PendulumPlanner:
+    r"""Values of the named torques: pump energy in, then balance.
+
+    .. math::
+        u^\star = \begin{cases}
+            -10\,\theta - 2.5\,\dot\theta & |\theta| < 0.6 \\
+            \mathrm{sign}(\dot\theta)\,(5 - E(\theta, \dot\theta)) & \text{otherwise}
+        \end{cases}
+
+    clipped to the motor's range; a torque's value is how near it comes to it. Swing-up by
+    energy control: https://doi.org/10.1016/S0005-1098(99)00140-5.
+
+    Examples:
+        >>> ask = lambda angle, speed: AdviceRequest(
+        ...     "", tuple(TORQUES), "", facts={"angle": angle, "speed": speed}
+        ... )
+        >>> values = PendulumPlanner()(ask(3.0, 2.0))
+        >>> list(TORQUES)[values.index(max(values))]
+        'strong counterclockwise'
+    """
+
+    def __call__(self, request: AdviceRequest) -> list[float] | None:
+        """Return one value a torque, ``None`` for requests of other describers."""
+        angle, speed = (request.facts.get(name) for name in ("angle", "speed"))
+        if not isinstance(angle, float) or not isinstance(speed, float):
+            return None
+        if abs(angle) < _BALANCE:
+            wanted = -_STIFFNESS * angle - _DAMPING * speed
+        else:
+            missing = 5.0 - energy(angle, speed)
+            # At rest either way will do.
+            wanted = math.copysign(1.0, speed) * missing
+        wanted = min(max(wanted, -2.0), 2.0)
+        return [-abs(wanted - torque) for torque in TORQUES.values()]

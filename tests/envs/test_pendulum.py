@@ -1,0 +1,206 @@
+"""Pendulum, and what continuous actions ask of a family and of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import tiny_config
+from torchrl.data import Bounded, Unbounded
+
+from lore_torchrl.configs import EnvConfig, EpsilonConfig, GateConfig, LoReConfig, MixerConfig
+from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig
+from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.family import check_family, read_row
+from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, _make_pendulum, energy
+from lore_torchrl.envs.situation import sample_request
+from lore_torchrl.inspection import play
+
+FAMILY = "lore_torchrl.envs.pendulum.Pendulum"
+
+
+def test_the_planner_swings_up_and_holds_on_held_out_seeds():
+    family = Pendulum()
+    describer, planner = family.make_describer(), family.make_planner()
+
+    def policy(tensordict):
+        best = [
+            int(
+                np.argmax(
+                    planner(describer.request(row, read_row(tensordict, row, ["observation"])))
+                )
+            )
+            for row in range(6)
+        ]
+        return tensordict.set("action", torch.tensor(describer.anchors)[best])
+
+    env = family.make_env(num_envs=6, seed=0, evaluation=True)
+    rollout = env.rollout(200, policy)
+    env.close()
+    returns = rollout["next", "reward"].sum((1, 2))
+    assert -260.0 < returns.mean() < -100.0 and returns.min() > -420.0
+    ended = rollout["next", "success"][..., 0]
+    assert rollout["next", "done"][:, -1].all() and not rollout["next", "terminated"].any()
+    assert ended[:, -1].all() and not ended[:, :-1].any()
+
+
+def held(family, angles):
+    """Success at the end of an episode that passes through ``angles``."""
+    env = family.make_env(num_envs=1, seed=0)
+    env.reset()
+    inner = env.base_env._envs[0]._env.unwrapped
+    for angle in angles:
+        inner.state = np.array([angle, 0.0])
+        outcome = env.step(env.rand_action())["next"]
+    assert bool(outcome["done"])
+    env.close()
+    return bool(outcome["success"])
+
+
+def test_success_is_to_be_upright_without_a_break_to_the_end():
+    family = Pendulum(max_steps=6, hold_steps=3)
+    down, up = math.pi, 0.0
+    assert held(family, [down, down, down, up, up, up])
+    assert held(family, [up] * 6)
+    assert not held(family, [up, up, up, up, up, down])
+    assert not held(family, [down, up, up, down, up, up])
+
+
+def test_the_count_begins_anew_with_each_episode():
+    env = _make_pendulum("Pendulum-v1", {"max_episode_steps": 3}, False)
+    env.reset(seed=0)
+    env.unwrapped.state = np.array([0.0, 0.0])
+    for expected in (1, 2, 3):
+        observation, *_ = env.step(np.zeros(1, dtype=np.float32))
+        env.unwrapped.state = np.array([0.0, 0.0])
+        assert observation["held"].item() >= expected
+    observation, _ = env.reset()
+    assert observation["held"].item() <= 1
+
+
+def test_torque_speed_and_energy_have_the_signs_that_the_text_gives_them():
+    env = _make_pendulum("Pendulum-v1", {"max_episode_steps": 9}, False)
+    env.reset(seed=0)
+    for name, torque in (("strong clockwise", -2.0), ("strong counterclockwise", 2.0)):
+        env.unwrapped.state = np.array([math.pi, 0.0])
+        observation, *_ = env.step(np.array([TORQUES[name]], dtype=np.float32))
+        assert TORQUES[name] == torque and observation["observation"][2] * torque > 0
+    # Without torque or rounding the energy stays what it is, up to the step's length.
+    env.unwrapped.state = np.array([2.0, 1.0])
+    observation, *_ = env.step(np.zeros(1, dtype=np.float32))
+    cosine, sine, speed = observation["observation"]
+    assert energy(math.atan2(sine, cosine), speed) == pytest.approx(energy(2.0, 1.0), abs=0.3)
+
+
+def test_a_question_tells_of_its_rounded_situation():
+    describer = Pendulum().make_describer()
+
+    def seen(degrees, speed):
+        angle = math.radians(degrees)
+        return {"observation": np.array([math.cos(angle), math.sin(angle), speed])}
+
+    request = describer.request(0, seen(91.0, -2.1))
+    assert "leaning to the left, at 90 degrees, turning clockwise at 2.00" in request.description
+    assert request.cache_key == "90,-2.0" == describer.cache_key(0, seen(84.0, -1.6))
+    assert describer.cache_key(0, seen(3.0, 0.3)) == "5,0.5"
+    assert describer.coarse_key(0, seen(3.0, 0.3)) == "0,0.0"
+    assert describer.cache_key(0, seen(179.0, 0.0)) == describer.cache_key(0, seen(-179.0, 0.0))
+    values = PendulumPlanner()(describer.request(0, seen(20.0, 0.0)))
+    assert list(TORQUES)[int(np.argmax(values))] == "strong clockwise"
+    assert PendulumPlanner()(replace(request, facts={})) is None
+
+
+def test_a_sampled_question_comes_after_torques_of_the_anchors():
+    assert sample_request(Pendulum(), steps=4) != sample_request(Pendulum(), steps=0)
+
+
+def test_a_pendulum_that_cannot_be_held_long_enough():
+    with pytest.raises(ValueError, match=r"hold_steps=300.*200 steps"):
+        Pendulum(hold_steps=300)
+
+
+class TestCheck:
+    def test_sizes_and_bounds(self):
+        sizes = check_family(Pendulum())
+        assert sizes[:2] == (3, 1)
+        assert [bound.tolist() for bound in sizes.action_bounds] == [[-2.0], [2.0]]
+
+    @pytest.mark.parametrize(
+        ("anchors", "message"),
+        [
+            (None, r"needs anchors, one action for each of its names, \[7, 1\], got None"),
+            (((0.0,),) * 3, r"\[7, 1\], got \[3, 1\]"),
+            (((5.0,),) * 7, r"within the action's bounds, \[-2.0\] to \[2.0\]"),
+        ],
+    )
+    def test_anchors_that_do_not_fit(self, anchors, message, monkeypatch):
+        describer = Pendulum().make_describer()
+        monkeypatch.setattr(type(describer), "anchors", anchors)
+        with pytest.raises(ValueError, match=message):
+            check_family(Pendulum())
+        check_family(Pendulum(), advised=False)
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            (Unbounded((2, 1)), "one-hot, .* or bounded floats"),
+            (Bounded(-1, float("inf"), (2, 1)), "needs finite bounds"),
+        ],
+    )
+    def test_actions_that_do_not_fit(self, spec, message, monkeypatch):
+        make = Pendulum.make_env
+
+        def unbounded(self, **settings):
+            env = make(self, **settings)
+            env.base_env.action_spec = spec
+            env.empty_cache()
+            return env
+
+        monkeypatch.setattr(Pendulum, "make_env", unbounded)
+        with pytest.raises(ValueError, match=message):
+            check_family(Pendulum())
+
+
+def config(folder, **lore):
+    env = EnvConfig(family=FAMILY, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
+    env.max_steps = 20
+    settings = {"calibration": CalibrationConfig(enabled=False), **lore}
+    return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**settings))
+
+
+def test_a_whole_run_with_advice(tmp_path):
+    made = config(tmp_path / "run", bandit=BanditConfig(enabled=False))
+    made.checkpoint_interval = 80
+    made.lore.calls.refute = False
+    summary = train(made)
+    assert summary["advice/calls"] > 0 and summary["lore/kl"] > 0
+    assert summary["loss/lore_prior"] > 0 and math.isfinite(summary["loss/actor"])
+    line = json.loads((tmp_path / "run" / "advice.jsonl").read_text().splitlines()[0])
+    assert set(line["prior"]) == set(TORQUES) and line["mix"]["loc"] != line["policy"]["loc"]
+    assert abs(line["action"][0]) <= 2.0
+    with pytest.raises(ValueError, match="Pendulum-v1 has continuous actions"):
+        play(tmp_path / "run")
+
+
+def test_a_whole_run_of_stock_dreamer(tmp_path):
+    stock = train(config(tmp_path, enabled=False))
+    assert math.isfinite(stock["loss/actor"]) and stock["eval/return"] < 0
+    assert not any(name.startswith("advice/") for name in stock)
+
+
+@pytest.mark.parametrize(
+    ("lore", "message"),
+    [
+        ({"calibration": CalibrationConfig()}, "lore.calibration.enabled=false"),
+        ({"gate": GateConfig(disagreement_weight=0.1)}, "lore.gate.disagreement_weight=0"),
+        ({"mixer": MixerConfig(mode="probability")}, "lore.mixer.mode=logit"),
+        ({"epsilon": EpsilonConfig(eps_init=0.1)}, r"'action_mask', which lore\.epsilon"),
+    ],
+)
+def test_what_needs_discrete_actions_is_named(tmp_path, lore, message):
+    with pytest.raises(ValueError, match=message):
+        train(config(tmp_path, **lore))
