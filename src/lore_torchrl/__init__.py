@@ -5,6 +5,8 @@ from __future__ import annotations
 from lore_torchrl.advisors import Advice, AdviceRequest, Advisor, Describer
 from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, EpisodeShare, ShareBandit
 from lore_torchrl.modules import (
+    GaussianLoReActor,
+    GaussianMixer,
     LatentDisagreement,
     LogitMixer,
     LoReActor,
@@ -31,6 +33,8 @@ __all__ = [
     "ConfidenceCalibrator",
     "Describer",
     "EpisodeShare",
+    "GaussianLoReActor",
+    "GaussianMixer",
     "LatentDisagreement",
     "LoReActor",
     "LoReActorLoss",

@@ -177,6 +177,14 @@ class TestMixture:
         td, copied = observed(), copy.deepcopy(lore)
         assert torch.equal(run(copied, td)[0]["action"], run(lore, td)[0]["action"])
 
+    def test_decision_compiles_without_a_graph_break(self):
+        td, lore = observed(64), build(dreamer_actor())
+        expected, _ = run(lore, td, mode=ExplorationType.DETERMINISTIC)
+        lore.compile_decision(backend="eager", fullgraph=True)
+        found, _ = run(lore, td, mode=ExplorationType.DETERMINISTIC)
+        torch.testing.assert_close(found["action"], expected["action"])
+        assert (run(lore, td)[0]["action"] != expected["action"]).any()
+
     def test_learnt_advice_on_the_anchors_stands_in(self):
         prior_net = PriorNet(STATE + BELIEF, K, num_cells=8, threshold=0.0)
         with torch.no_grad():
