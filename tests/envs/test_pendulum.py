@@ -12,6 +12,7 @@ import torch
 from tiny_run import tiny_config
 from torchrl.data import Bounded, Unbounded
 
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import EnvConfig, EpsilonConfig, GateConfig, LoReConfig, MixerConfig
 from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig
 from lore_torchrl.dreamer.run import train
@@ -19,6 +20,8 @@ from lore_torchrl.envs.family import check_family, read_row
 from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, _make_pendulum, energy
 from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.inspection import play
+from lore_torchrl.service import AdviceService, CallBudget
+from lore_torchrl.transforms import AdviceTransform
 
 FAMILY = "lore_torchrl.envs.pendulum.Pendulum"
 
@@ -116,6 +119,30 @@ def test_a_question_tells_of_its_rounded_situation():
 
 def test_a_sampled_question_comes_after_torques_of_the_anchors():
     assert sample_request(Pendulum(), steps=4) != sample_request(Pendulum(), steps=0)
+
+
+def test_the_describer_is_told_of_the_torque_nearest_to_what_was_done(monkeypatch):
+    family, told = Pendulum(), []
+    describer = family.make_describer()
+
+    def observe(row, observation, action, *, reset):
+        told.append(None if action is None else describer.actions[action])
+
+    monkeypatch.setattr(describer, "observe", observe)
+    service = AdviceService(ScriptedAdvisor(PendulumPlanner()), budget=CallBudget(9))
+    env = family.make_env(num_envs=2, seed=0)
+    env.append_transform(AdviceTransform(service, describer, require_key=None))
+    action = torch.tensor([[0.9], [-1.6]])
+    stepped = env.step(env.reset().set("action", action))
+    assert told == [None, None, "counterclockwise", "strong clockwise"]
+    assert stepped["next", "llm_mask"].all() and stepped["llm_prior_logits"].shape == (2, 7)
+    monkeypatch.setattr(type(describer), "anchors", ((0.0, 0.0),) * 7)
+    wrong = AdviceTransform(service, describer, require_key=None)
+    env = family.make_env(num_envs=2, seed=0)
+    env.append_transform(wrong)
+    with pytest.raises(ValueError, match="anchors have 2 dimensions"):
+        env.step(env.reset().set("action", action))
+    service.close()
 
 
 def test_a_pendulum_that_cannot_be_held_long_enough():

@@ -97,25 +97,27 @@ class AdviceLog:
             "prompt": written,
             "prior": self._probs(row.get(keys.PRIOR_LOGITS)),
             "confidence": round(float(row.get(keys.CONFIDENCE)), 4),
+            **self._policies(row),
             "beta": round(float(row.get(keys.BETA)), 4),
-        } | self._acted(row)
+            "action": self._action(row),
+        }
 
-    def _acted(self, row: TensorDictBase) -> dict[str, Any]:
-        logits = row.get("logits", None)
-        if logits is not None:
-            return {
-                "policy": self._probs(logits),
-                "mix": self._probs(row.get(keys.MIX_LOGITS)),
-                "action": self.actions[int(row.get("action").argmax(-1))],
-            }
+    def _policies(self, row: TensorDictBase) -> dict[str, dict[str, Any]]:
+        if row.get("logits", None) is not None:
+            names = {"policy": "logits", "mix": keys.MIX_LOGITS}
+            return {name: self._probs(row.get(key)) for name, key in names.items()}
         return {
             "policy": {"loc": _numbers(row.get("loc")), "scale": _numbers(row.get("scale"))},
             "mix": {
                 "loc": _numbers(row.get(keys.MIX_LOC)),
                 "scale": _numbers(row.get(keys.MIX_SCALE)),
             },
-            "action": _numbers(row.get("action")),
         }
+
+    def _action(self, row: TensorDictBase) -> str | list[float]:
+        if row.get("logits", None) is None:
+            return _numbers(row.get("action"))
+        return self.actions[int(row.get("action").argmax(-1))]
 
     def _probs(self, logits: torch.Tensor) -> dict[str, float]:
         probs = torch.softmax(logits.detach().float().cpu(), -1).tolist()

@@ -349,7 +349,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
         with _stop_on_signal(run.trainer):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         # Within a round of updates it shows first as a distribution that cannot be drawn from.
         if is_finite(run.learner.loss):
             raise

@@ -11,6 +11,7 @@ from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3Value
 
 from lore_torchrl import keys
 from lore_torchrl.control.outcomes import AdviceOutcomes, Outcomes
+from lore_torchrl.modules.gaussian_mixing import GaussianMixer, refuse_for_gaussian
 from lore_torchrl.objectives.actor import LoReActorLoss
 from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
 from lore_torchrl.objectives.distillation import PriorNetLoss
@@ -54,6 +55,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
+        ValueError: If ``value_ensemble_loss`` is there without ``outcomes``, or the actor is
+            Gaussian and a part needs named actions.
         KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
@@ -95,6 +98,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             raise TypeError(
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
                 "stock actor loss in LoReActorLoss(...) first."
+            )
+        if isinstance(actor_loss.mixer, GaussianMixer):
+            refuse_for_gaussian(
+                disagreement_loss=disagreement_loss,
+                calibrator=outcomes is not None and outcomes.calibrator,
             )
         super().__init__(
             model_loss,
