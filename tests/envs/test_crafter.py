@@ -292,7 +292,7 @@ def test_a_whole_run(observe, tmp_path):
 
 def test_what_the_policy_is_to_see_is_checked():
     sizes = check_family(Crafter(observe="both", **SMALL), coarse=True, masked=True)
-    assert sizes == (1282, (3, 64, 64), 17)
+    assert sizes == (1282, (3, 64, 64), 17, None)
     assert check_family(Crafter(observe="pixels", **SMALL))[:2] == (None, (3, 64, 64))
 
 

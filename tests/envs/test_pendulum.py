@@ -153,7 +153,7 @@ def test_a_pendulum_that_cannot_be_held_long_enough():
 class TestCheck:
     def test_sizes_and_bounds(self):
         sizes = check_family(Pendulum())
-        assert sizes[:2] == (3, 1)
+        assert sizes[:3] == (3, None, 1)
         assert [bound.tolist() for bound in sizes.action_bounds] == [[-2.0], [2.0]]
 
     @pytest.mark.parametrize(
