@@ -39,7 +39,6 @@ def url(tmp_path_factory):
     params.n_parallel = 2
     params.n_ctx = 8192
     params.n_gpu_layers = 0
-    params.warmup = False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)
     yield f"{server.listening_address}/v1"
