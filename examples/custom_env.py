@@ -8,7 +8,7 @@ import numpy as np
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.configs import EnvConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
-from lore_torchrl.envs.gym_batch import gym_batch
+from lore_torchrl.envs.gym_batch import GymFamily
 
 SWITCHES = 6
 
@@ -16,7 +16,7 @@ SWITCHES = 6
 class Lock(gym.Env):
     """A lock opens when its switches are pressed from left to right; a wrong one resets it."""
 
-    def __init__(self, pixels=False):
+    def __init__(self):
         self.render_mode = "rgb_array"
         box = gym.spaces.Box(0.0, 1.0, (SWITCHES + 1,), np.float32)
         self.observation_space = gym.spaces.Dict({"observation": box})
@@ -56,11 +56,11 @@ class LockDescriber:
         return AdviceRequest(f"{key} of {SWITCHES} switches are down.", self.actions, key)
 
 
-class LockFamily:
+class LockFamily(GymFamily):
     def __init__(self, env_id, *, max_steps=None): ...
 
-    def make_env(self, **settings):
-        return gym_batch(Lock, **settings)
+    def make_gym(self, pixels=False):
+        return Lock()
 
     def make_describer(self, *, memory=False, image=False):
         return LockDescriber()

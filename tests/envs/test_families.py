@@ -23,7 +23,7 @@ from lore_torchrl.envs.family import (
     read_row,
 )
 from lore_torchrl.envs.finance import FinancialRegimes
-from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner, _make_lake
+from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner
 from lore_torchrl.envs.gym_batch import gym_batch
 from lore_torchrl.envs.minigrid import MiniGrid
 from lore_torchrl.envs.pendulum import Pendulum
@@ -311,7 +311,7 @@ def test_rows_in_processes_of_their_own_are_those_of_one_process(name):
 
 def test_an_environment_that_cannot_be_drawn_says_so():
     def blind(pixels):
-        return _make_lake("FrozenLake-v1", {}, False)
+        return FrozenLake().make_gym()
 
     with pytest.raises(ValueError, match="cannot be drawn"):
         gym_batch(blind, num_envs=1, seed=0, pixels=True).reset()

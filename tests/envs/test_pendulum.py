@@ -17,7 +17,7 @@ from lore_torchrl.configs import EnvConfig, EpsilonConfig, GateConfig, LoReConfi
 from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.family import check_family, read_row
-from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, _make_pendulum, energy
+from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, energy
 from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.inspection import play
 from lore_torchrl.service import AdviceService, CallBudget
@@ -74,7 +74,7 @@ def test_success_is_to_be_upright_without_a_break_to_the_end():
 
 
 def test_the_count_begins_anew_with_each_episode():
-    env = _make_pendulum("Pendulum-v1", {"max_episode_steps": 3}, False)
+    env = Pendulum(max_steps=3, hold_steps=1).make_gym()
     env.reset(seed=0)
     env.unwrapped.state = np.array([0.0, 0.0])
     for expected in (1, 2, 3):
@@ -86,7 +86,7 @@ def test_the_count_begins_anew_with_each_episode():
 
 
 def test_torque_speed_and_energy_have_the_signs_that_the_text_gives_them():
-    env = _make_pendulum("Pendulum-v1", {"max_episode_steps": 9}, False)
+    env = Pendulum(max_steps=9, hold_steps=1).make_gym()
     env.reset(seed=0)
     for name, torque in (("strong clockwise", -2.0), ("strong counterclockwise", 2.0)):
         env.unwrapped.state = np.array([math.pi, 0.0])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from lore_torchrl.envs.batch import Success
 from lore_torchrl.envs.crafter_describe import CrafterDescriber
 from lore_torchrl.envs.crafter_planner import CrafterPlanner
 from lore_torchrl.envs.crafter_rules import (
@@ -26,7 +25,7 @@ from lore_torchrl.envs.crafter_rules import (
     VIEW,
     crafter,
 )
-from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+from lore_torchrl.envs.gym_batch import GymFamily, gym
 
 Observe = Literal["symbolic", "pixels", "both"]
 _FRAME = 64
@@ -265,7 +264,7 @@ class _Goal(Success):
         return next_tensordict.set("success", unlocked[..., self.goal, None])
 
 
-class Crafter:
+class Crafter(GymFamily):
     """:class:`CrafterEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
     Args:
@@ -305,25 +304,13 @@ class Crafter:
         }
         CrafterEnv(**self.settings)
 
-    def make_env(
-        self,
-        *,
-        num_envs: int,
-        seed: int,
-        evaluation: bool = False,
-        parallel: bool = False,
-        pixels: bool = False,
-    ) -> EnvBase:
-        """Make a batch of worlds; the entries are those of :class:`CrafterEnv`."""
-        return gym_batch(
-            partial(_make_crafter, self.settings),
-            num_envs=num_envs,
-            seed=seed,
-            evaluation=evaluation,
-            parallel=parallel,
-            pixels=pixels,
-            transform=_Goal(ACHIEVEMENTS.index(self.goal)),
-        )
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make a world: a :class:`CrafterEnv`."""
+        return CrafterEnv(**self.settings, render_mode="rgb_array" if pixels else None)
+
+    def make_success(self) -> Success:
+        """Make what writes ``success``: whether the goal is unlocked."""
+        return _Goal(ACHIEVEMENTS.index(self.goal))
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> CrafterDescriber:
         """Make the describer; it remembers nothing."""
@@ -371,7 +358,3 @@ class Crafter:
                 for name, rate in zip(ACHIEVEMENTS, rates.tolist(), strict=True)
             },
         }
-
-
-def _make_crafter(settings: Mapping[str, Any], pixels: bool) -> gym.Env:
-    return CrafterEnv(**settings, render_mode="rgb_array" if pixels else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +13,12 @@ from torchrl.data import OneHot
 from torchrl.envs import (
     EnvBase,
     FinancialRegimeEnv,
-    ParallelEnv,
     RewardScaling,
     RewardSum,
-    SerialEnv,
     TransformedEnv,
 )
 
-from lore_torchrl.envs.family import MAX_ENVS, row_seed
+from lore_torchrl.envs.batch import batch_rows
 from lore_torchrl.envs.finance_advice import (
     ACTIONS,
     MIN_WINDOW,
@@ -232,18 +229,10 @@ class FinancialRegimes:
         pixels: bool = False,
     ) -> EnvBase:
         """Make a batch of markets, seen by ``MarketView``."""
-        if not 1 <= num_envs <= MAX_ENVS:
-            raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
         # TorchRL's environment draws a whole batch from one generator: a row has its own.
-        makers = [
-            partial(
-                RegimeSwitchingEnv,
-                **self.settings,
-                seed=row_seed(seed, row, evaluation=evaluation),
-            )
-            for row in range(num_envs)
-        ]
-        batch = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
+        batch = batch_rows(
+            self._make_row, num_envs=num_envs, seed=seed, evaluation=evaluation, parallel=parallel
+        )
         s = self.settings
         view = MarketView(**{name: s[name] for name in ("window", "initial_price", "max_steps")})
         env = TransformedEnv(batch)
@@ -252,6 +241,9 @@ class FinancialRegimes:
         if pixels:
             env.append_transform(PriceChart(window=s["window"]))
         return env
+
+    def _make_row(self, seed: int) -> EnvBase:
+        return RegimeSwitchingEnv(**self.settings, seed=seed)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MarketDescriber:
         """Make the describer; the window is all that it remembers, and there is no picture."""

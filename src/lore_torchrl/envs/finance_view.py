@@ -7,8 +7,10 @@ import math
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import Transform
+
+from lore_torchrl.envs.batch import Success
 
 #: Entries of ``FinancialRegimeEnv`` that are carried from day to day, beside the day.
 STATE = ("price_history", "current_holdings", "entry_price")
@@ -57,30 +59,12 @@ class MarketView(Transform):
         return observation_spec
 
 
-class Profit(Transform):
-    """Write ``success``, bool ``[*B, 1]``: whether the episode ended with a return above 0.
-
-    The return is read from ``episode_reward``; false at a reset and while the episode lasts.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(in_keys=["episode_reward"], out_keys=["success"])
+class Profit(Success):
+    """Write ``success``: whether the episode ended with a return, ``episode_reward``, above 0."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         earned = next_tensordict.get("episode_reward") > 0
         return next_tensordict.set("success", next_tensordict.get("done") & earned)
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        return tensordict_reset.set("success", torch.zeros_like(tensordict_reset.get("done")))
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the entry."""
-        observation_spec["success"] = Binary(
-            1, (*observation_spec.shape, 1), dtype=torch.bool, device=observation_spec.device
-        )
-        return observation_spec
 
 
 class PriceChart(Transform):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.gym_batch import EnvBase, gym, gym_batch
+from lore_torchrl.envs.gym_batch import GymFamily, gym
 
 ACTIONS = ("left", "down", "right", "up")
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
@@ -31,7 +30,7 @@ class _OneHotState(gym.ObservationWrapper):
         return {"observation": state}
 
 
-class FrozenLake:
+class FrozenLake(GymFamily):
     """Gymnasium's FrozenLake as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
     The agent sees its own square, one-hot; the adviser is also told the map, which does not
@@ -68,24 +67,10 @@ class FrozenLake:
         self.squares = tuple("".join(cell.decode() for cell in r) for r in probe.unwrapped.desc)
         probe.close()
 
-    def make_env(
-        self,
-        *,
-        num_envs: int,
-        seed: int,
-        evaluation: bool = False,
-        parallel: bool = False,
-        pixels: bool = False,
-    ) -> EnvBase:
-        """Make a batch of lakes; ``observation`` is the square, one-hot ``[N, squares]``."""
-        return gym_batch(
-            partial(_make_lake, self.env_id, self.settings),
-            num_envs=num_envs,
-            seed=seed,
-            evaluation=evaluation,
-            parallel=parallel,
-            pixels=pixels,
-        )
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make a lake; ``observation`` is the square, one-hot ``[squares]``."""
+        mode = "rgb_array" if pixels else None
+        return _OneHotState(gym.make(self.env_id, render_mode=mode, **self.settings))
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> FrozenLakeDescriber:
         """Make the describer; there is nothing to remember, and no picture."""
@@ -94,10 +79,6 @@ class FrozenLake:
     def make_planner(self) -> FrozenLakePlanner:
         """Make the planner, which knows the map and how ice is."""
         return FrozenLakePlanner(self.squares, slippery=self.slippery)
-
-
-def _make_lake(env_id: str, settings: Mapping[str, Any], pixels: bool) -> gym.Env:
-    return _OneHotState(gym.make(env_id, render_mode="rgb_array" if pixels else None, **settings))
 
 
 class FrozenLakeDescriber:

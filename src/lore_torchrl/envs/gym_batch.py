@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-import torch
-from tensordict import TensorDictBase
-from torchrl.data import Binary, Composite
-from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, Transform, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, Transform, TransformedEnv
 
-from lore_torchrl.envs.family import MAX_ENVS, row_seed
+from lore_torchrl.envs.batch import Success, batch_rows
 
 try:
     import gymnasium as gym
 except ImportError as err:
     raise ImportError("These environments need gymnasium: pip install gymnasium") from err
-
-
-class Success(Transform):
-    """Write ``success``: whether the episode terminated with this step and a reward above 0.
-
-    Bool ``[*B, 1]``, beside ``done``; false at a reset. Put it on the outermost batch.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(out_keys=["success"])
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        rewarded = next_tensordict.get("reward") > 0
-        return next_tensordict.set("success", next_tensordict.get("terminated") & rewarded)
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        never = torch.zeros_like(tensordict_reset.get("done"))
-        return tensordict_reset.set("success", never)
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the entry."""
-        shape = (*observation_spec.shape, 1)
-        observation_spec["success"] = Binary(
-            1, shape=shape, dtype=torch.bool, device=observation_spec.device
-        )
-        return observation_spec
 
 
 def gym_batch(
@@ -77,11 +47,13 @@ def gym_batch(
         ValueError: If ``num_envs`` is out of range, or ``pixels`` are asked of an environment
             whose ``render_mode`` is not ``"rgb_array"``.
     """
-    if not 1 <= num_envs <= MAX_ENVS:
-        raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
-    seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
-    makers = [partial(make_row, make, row, pixels) for row in seeds]
-    batched = (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
+    batched = batch_rows(
+        partial(make_row, make, pixels=pixels),
+        num_envs=num_envs,
+        seed=seed,
+        evaluation=evaluation,
+        parallel=parallel,
+    )
     return TransformedEnv(batched, Success() if transform is None else transform)
 
 
@@ -102,3 +74,39 @@ def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -
     # Seeds the generator that all later resets of this environment draw from.
     env.reset(seed=seed)
     return GymWrapper(env, from_pixels=pixels, pixels_only=False)
+
+
+class GymFamily(ABC):
+    """Base of an :class:`~lore_torchrl.envs.family.EnvFamily` of Gymnasium environments."""
+
+    @abstractmethod
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make one environment, as :func:`gym_batch` wants it.
+
+        Args:
+            pixels: Whether it is to be drawn. Default: ``False``.
+        """
+
+    def make_success(self) -> Transform:
+        """Make what writes ``success``: :class:`~lore_torchrl.envs.batch.Success`."""
+        return Success()
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch: see :class:`~lore_torchrl.envs.family.EnvFamily`."""
+        return gym_batch(
+            self.make_gym,
+            num_envs=num_envs,
+            seed=seed,
+            evaluation=evaluation,
+            parallel=parallel,
+            pixels=pixels,
+            transform=self.make_success(),
+        )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+from lore_torchrl.envs.batch import Success
+from lore_torchrl.envs.gym_batch import GymFamily, gym
 
 #: The actions that the adviser chooses among, and their torques.
 TORQUES = {
@@ -84,7 +84,7 @@ class HeldToTheEnd(Success):
         return next_tensordict.set("success", next_tensordict.get("done") & held)
 
 
-class Pendulum:
+class Pendulum(GymFamily):
     """Gymnasium's Pendulum as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
     The agent sees cosine and sine of the angle from upright and the angular velocity, and
@@ -116,25 +116,14 @@ class Pendulum:
         self.hold_steps = hold_steps
         self.settings = {"max_episode_steps": limit}
 
-    def make_env(
-        self,
-        *,
-        num_envs: int,
-        seed: int,
-        evaluation: bool = False,
-        parallel: bool = False,
-        pixels: bool = False,
-    ) -> EnvBase:
-        """Make a batch of pendulums; ``observation`` is ``[N, 3]``, the action ``[N, 1]``."""
-        return gym_batch(
-            partial(_make_pendulum, self.env_id, self.settings),
-            num_envs=num_envs,
-            seed=seed,
-            evaluation=evaluation,
-            parallel=parallel,
-            pixels=pixels,
-            transform=HeldToTheEnd(self.hold_steps),
-        )
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make a pendulum; ``observation`` is ``[3]``, the action ``[1]``."""
+        mode = "rgb_array" if pixels else None
+        return _Held(gym.make(self.env_id, render_mode=mode, **self.settings))
+
+    def make_success(self) -> HeldToTheEnd:
+        """Make what writes ``success``: whether the rod was held up to the end."""
+        return HeldToTheEnd(self.hold_steps)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> PendulumDescriber:
         """Make the describer; there is nothing to remember, and no picture."""
@@ -143,10 +132,6 @@ class Pendulum:
     def make_planner(self) -> PendulumPlanner:
         """Make the planner."""
         return PendulumPlanner()
-
-
-def _make_pendulum(env_id: str, settings: Mapping[str, Any], pixels: bool) -> gym.Env:
-    return _Held(gym.make(env_id, render_mode="rgb_array" if pixels else None, **settings))
 
 
 def energy(angle: float, speed: float) -> float:

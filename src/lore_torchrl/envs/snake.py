@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.gym_batch import EnvBase, Success, gym, gym_batch
+from lore_torchrl.envs.batch import Success
+from lore_torchrl.envs.gym_batch import GymFamily, gym
 
 ACTIONS = ("up", "right", "down", "left")
 _MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
@@ -167,7 +167,7 @@ class _SnakeSuccess(Success):
         return next_tensordict.set("success", alive & short)
 
 
-class Snake:
+class Snake(GymFamily):
     """:class:`SnakeEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
     Args:
@@ -203,25 +203,13 @@ class Snake:
         }
         SnakeEnv(**self.settings)
 
-    def make_env(
-        self,
-        *,
-        num_envs: int,
-        seed: int,
-        evaluation: bool = False,
-        parallel: bool = False,
-        pixels: bool = False,
-    ) -> EnvBase:
-        """Make a batch of fields; ``observation`` is one-hot, ``[N, 5 size²]``."""
-        return gym_batch(
-            partial(_make_snake, self.settings),
-            num_envs=num_envs,
-            seed=seed,
-            evaluation=evaluation,
-            parallel=parallel,
-            pixels=pixels,
-            transform=_SnakeSuccess(poison=self.poison),
-        )
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make a field; ``observation`` is one-hot, ``[5 size²]``."""
+        return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
+
+    def make_success(self) -> Success:
+        """Make what writes ``success``, by what apples are."""
+        return _SnakeSuccess(poison=self.poison)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> SnakeDescriber:
         """Make the describer; all is in sight, there is nothing to remember."""
@@ -230,10 +218,6 @@ class Snake:
     def make_planner(self) -> SnakePlanner:
         """Make the planner, which looks for a way to the apple, or around it."""
         return SnakePlanner()
-
-
-def _make_snake(settings: Mapping[str, Any], pixels: bool) -> gym.Env:
-    return SnakeEnv(**settings, render_mode="rgb_array" if pixels else None)
 
 
 class SnakeDescriber:
