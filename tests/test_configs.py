@@ -130,6 +130,17 @@ def test_a_study_has_the_last_word_over_the_root():
     assert compose_study("study=regret", "experiments=[doorkey5x5]").experiments == ["doorkey5x5"]
 
 
+def test_the_large_model_has_the_size_that_its_file_names():
+    from lore_torchrl.dreamer.agent import build_agent
+
+    dreamer = compose("experiment=crafter_gpu").dreamer
+    agent = build_agent(dreamer, frame_shape=(3, 64, 64), num_actions=17, device="meta")
+    parts = (agent.world_model, agent.actor, agent.value)
+    count = sum(p.numel() for part in parts for p in part.parameters())
+    said = (ROOT / "configs" / "dreamer" / "size200m.yaml").read_text()
+    assert f"({round(count / 1e6)} million parameters here" in said
+
+
 def ablations() -> list[str]:
     return sorted(path.stem for path in (ROOT / "configs" / "ablation").glob("*.yaml"))
 
