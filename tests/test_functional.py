@@ -10,6 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from lore_torchrl.functional import (
     align_temperature,
+    bounded_weight,
     categorical_kl,
     clean_advice,
     linear_schedule,
@@ -147,6 +148,34 @@ _cases = st.integers(2, 7).flatmap(
         st.floats(2.0**-13, 2.0, width=32),
     )
 )
+
+
+class TestBoundedWeight:
+    @given(case=_cases)
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_bound_holds_for_every_policy(self, case):
+        policy, prior, confidence, beta, max_kl = case
+        log_p = torch.log_softmax(torch.tensor([policy]), -1)
+        direction = confidence * torch.tensor([prior])
+        wanted = torch.tensor([[beta]])
+        weight = bounded_weight(direction, wanted, max_kl)
+        assert ((weight >= 0) & (weight <= wanted)).all()
+        slack = 1e-5 * max_kl + 3e-7 * (1 + log_p.abs().max().item())
+        assert _kl64(mix_logits, log_p, direction, weight) <= max_kl + slack
+        # Nothing is given away that the search would not have had to give too.
+        searched = project_weight(mix_logits, log_p, direction, wanted, max_kl)
+        assert (weight <= 1.03 * searched + 3.6e-4 * wanted).all()
+
+    def test_the_bound_is_reached_where_half_the_policy_pulls_each_way(self):
+        direction = torch.tensor([[0.2, 0.0]])
+        weight = bounded_weight(direction, torch.ones(1, 1), 0.001)
+        kl = _kl64(mix_logits, torch.full((1, 2), 0.5).log(), direction, weight)
+        assert 0.00099 < kl.item() <= 0.001
+
+    def test_without_a_bound_or_a_direction_the_weight_is_kept(self):
+        wanted = torch.rand(5, 1)
+        assert torch.equal(bounded_weight(torch.randn(5, 3), wanted, float("inf")), wanted)
+        assert torch.equal(bounded_weight(torch.zeros(5, 3), wanted, 1.0), wanted)
 
 
 class TestProjectWeight:

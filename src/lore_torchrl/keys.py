@@ -24,6 +24,8 @@ number of actions.
 | :data:`SHARE` | ``[*B, 1]`` | float32 | share of beta that the bandit allows in this episode |
 | :data:`ARM` | ``[*B, 1]`` | int64 | the bandit's arm of this episode |
 | :data:`ARM_PROB` | ``[*B, 1]`` | float32 | probability with which that arm was drawn |
+| :data:`IMAGINED_PRIOR` | ``[*B, A]`` | float32 | PriorNet's tempered prior for an imagined state |
+| :data:`IMAGINED_WEIGHT` | ``[*B, 1]`` | float32 | its confidence times its trust |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
@@ -52,6 +54,9 @@ NEED = "lore_need"
 ORIGIN = "lore_origin"
 PRIOR_NET_LOGITS = "prior_net_logits"
 PRIOR_NET_CONFIDENCE = "prior_net_confidence"
+
+IMAGINED_PRIOR = "lore_imagined_prior"
+IMAGINED_WEIGHT = "lore_imagined_weight"
 
 SHARE = "lore_share"
 ARM = "lore_arm"

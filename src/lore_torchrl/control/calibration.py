@@ -112,7 +112,7 @@ class ConfidenceCalibrator(nn.Module):
         for name in ("wins", "counts", "claims"):
             self.register_buffer(name, torch.zeros(num_groups, num_bins))
 
-    def _slot(self, confidence: Tensor, group: Tensor | None) -> Tensor:
+    def _slot(self, confidence: Tensor, group: Tensor | int | None) -> Tensor:
         """Return each row's place in the flattened buffers."""
         share = torch.nan_to_num(confidence, nan=0.0).clamp(0.0, 1.0)
         slot = (share * self.num_bins).long().clamp_max(self.num_bins - 1)
@@ -149,16 +149,18 @@ class ConfidenceCalibrator(nn.Module):
             sums.mul_(decay)
             sums.view(-1).index_add_(0, slot, added.reshape(-1).to(sums.dtype))
 
-    def forward(self, confidence: Tensor, group: Tensor | None = None) -> Tensor:
+    def forward(self, confidence: Tensor, group: Tensor | int | None = None) -> Tensor:
         """Return the calibrated confidence, shape ``[*B, 1]``.
 
         Args:
             confidence: Claimed, shape ``[*B, 1]``; a NaN stays one.
-            group: As in :meth:`update`. Default: group 0.
+            group: As in :meth:`update`, or one for all. Default: group 0.
         """
         return self._shrunk(confidence, group, confidence.clamp(0.0, 1.0))
 
-    def trust(self, confidence: Tensor, group: Tensor | None = None, margin: float = 0.1) -> Tensor:
+    def trust(
+        self, confidence: Tensor, group: Tensor | int | None = None, margin: float = 0.1
+    ) -> Tensor:
         r"""Return the share of its weight that advice of this confidence keeps.
 
         .. math::
@@ -170,7 +172,7 @@ class ConfidenceCalibrator(nn.Module):
 
         Args:
             confidence: Claimed, shape ``[*B, 1]``.
-            group: As in :meth:`update`. Default: group 0.
+            group: As in :meth:`update`, or one for all. Default: group 0.
             margin: :math:`m > 0`. Default: ``0.1``.
 
         Raises:
@@ -182,7 +184,7 @@ class ConfidenceCalibrator(nn.Module):
         outcome = self._shrunk(confidence, group, chance)
         return (1.0 + (outcome - chance) / margin).clamp(0.0, 1.0)
 
-    def _shrunk(self, confidence: Tensor, group: Tensor | None, prior: Tensor) -> Tensor:
+    def _shrunk(self, confidence: Tensor, group: Tensor | int | None, prior: Tensor) -> Tensor:
         """Return each row's bin mean, shrunk towards ``prior``; ``prior`` itself if empty."""
         slot = self._slot(confidence, group)
         wins, counts = self.wins.view(-1)[slot], self.counts.view(-1)[slot]

@@ -298,8 +298,6 @@ class GaussianMixer(TensorDictModuleBase):
         confidence: Tensor,
         mask: Tensor,
         beta: Tensor,
-        *,
-        num_points: int = 24,
     ) -> MixedGaussian:
         """Mix, project and measure; see the class for the formulas.
 
@@ -309,9 +307,6 @@ class GaussianMixer(TensorDictModuleBase):
             confidence: Shape ``[*B, 1]``.
             mask: Boolean, shape ``[*B, 1]``.
             beta: Weight asked for, shape ``[*B, 1]``.
-
-        Keyword Args:
-            num_points: As in :meth:`LogitMixer.mix`. Default: ``24``.
         """
         prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
         beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
@@ -319,9 +314,7 @@ class GaussianMixer(TensorDictModuleBase):
         # Half the confidence is half the prior's precision.
         prior = Gaussian(loc, scale / weight.clamp_min(1e-9).sqrt())
         if math.isfinite(self.max_kl):
-            beta = project_gaussian_weight(
-                *policy, *prior, beta, self.max_kl, num_points=num_points
-            )
+            beta = project_gaussian_weight(*policy, *prior, beta, self.max_kl)
         mixed = Gaussian(*mix_gaussians(*policy, *prior, beta))
         kl = gaussian_kl(*mixed, *policy).clamp_min(0.0).unsqueeze(-1)
         return MixedGaussian(mixed, beta, kl)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
 from lore_torchrl import keys
+from lore_torchrl.functional import masked_mean
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
-
-# Candidates of the projection: thousands of imagined states want it coarse rather than slow.
-_NUM_POINTS = 6
 
 
 class ImaginationActor(TensorDictModuleBase):
@@ -22,15 +22,16 @@ class ImaginationActor(TensorDictModuleBase):
         \pi_{imag} = \mathrm{softmax}(\ell_{wm} + \beta'\, c_\phi\, \tilde\ell_\phi), \qquad
         \beta' \le \beta_{imagine}\cdot\mathrm{trust}
 
-    where :math:`c_\phi` passes the network's threshold, projected by the mixer. It takes
-    the actor's place in a Dreamer actor loss: the imagined actions are drawn from
-    :math:`\pi_{imag}` and scored by it, so the policy gradient is that of
-    :math:`\pi_{imag}`, whose advice is constant.
+    where :math:`c_\phi` passes the network's threshold, within the mixer's KL bound
+    (:meth:`LogitMixer.shift`). It takes the actor's place in a Dreamer actor loss: the
+    imagined actions are drawn from :math:`\pi_{imag}` and scored by it, so the policy
+    gradient is that of :math:`\pi_{imag}`, whose advice is constant. See :meth:`bonus` for
+    the term that pulls the policy itself.
 
     Args:
         actor: Stock categorical actor over ``state`` and ``belief``.
         prior_net: The only adviser that imagined states have.
-        mixer: Mixes and projects.
+        mixer: Mixes within its bound.
 
     Keyword Args:
         beta_max: Largest weight, a buffer that may be scheduled.
@@ -39,6 +40,8 @@ class ImaginationActor(TensorDictModuleBase):
             Default: ``None``, one.
         calibrator: Its ``trust(confidence, group)`` with group 1 scales the weight of a
             state. Default: ``None``, one.
+        scored: Whether the loss scores the imagined actions by :meth:`get_dist`, as
+            REINFORCE does: acting itself then keeps no graph. Default: ``False``.
 
     Raises:
         ValueError: If ``beta_max`` is negative.
@@ -56,6 +59,7 @@ class ImaginationActor(TensorDictModuleBase):
         beta_max: float,
         bandit: nn.Module | None = None,
         calibrator: nn.Module | None = None,
+        scored: bool = False,
     ):
         super().__init__()
         if not beta_max >= 0:
@@ -65,49 +69,86 @@ class ImaginationActor(TensorDictModuleBase):
         self.mixer = mixer
         self.bandit = bandit
         self.calibrator = calibrator
+        self.scored = scored
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("trust", torch.ones(()), persistent=False)
-        self.in_keys = [*actor.in_keys, "lore_imagined_shift"]
-        self.out_keys = [*actor.out_keys, self.in_keys[-1]]
+        self.in_keys = [*actor.in_keys, keys.IMAGINED_PRIOR, keys.IMAGINED_WEIGHT]
+        self.out_keys = [*actor.out_keys, *self.in_keys[-2:]]
 
     def refresh(self) -> None:
         """Read the bandit's trust, once for a whole imagined rollout."""
         if self.bandit is not None:
             self.trust.copy_(self.bandit.trust())
 
+    @torch.no_grad()
+    def advice(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Return PriorNet's tempered logits and their weight, without gradient.
+
+        Args:
+            tensordict: Latent states ``[*B]``.
+
+        Returns:
+            Logits ``[*B, A]``, and confidence times the calibrator's trust ``[*B, 1]``, zero
+            where the network is not sure enough.
+        """
+        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+        logits, weight = self.prior_net.stand_in(*latent)
+        if self.calibrator is not None:
+            weight = weight * self.calibrator.trust(weight, keys.PRIOR_NET_GROUP)
+        # A broken network costs its advice.
+        prior = torch.nan_to_num(self.mixer.temper(logits), nan=0.0, posinf=0.0, neginf=0.0)
+        return prior, weight
+
+    def bonus(self, imagined: TensorDictBase) -> Tensor:
+        r"""Return the expected log-prior of the policy's actions over imagined states.
+
+        .. math::
+            \mathrm{trust} \cdot \langle w\,
+                \mathbb{E}_{a\sim\pi_{wm}}[\log\rho_\phi(a)] \rangle
+
+        over the states where PriorNet's weight :math:`w`, its confidence times its trust,
+        is positive. The gradient reaches the actor alone.
+
+        Args:
+            imagined: Imagined trajectories, any batch shape.
+        """
+        policy = self.mixer.policy_of(self.actor.get_dist(imagined.select(*self.actor.in_keys)))
+        prior, weight = self._advice_of(imagined)
+        expected = self.mixer.expected_log_prob(policy, torch.log_softmax(prior, -1))
+        weight = weight.squeeze(-1)
+        return self.trust * masked_mean(weight * expected, weight > 0)
+
+    def _advice_of(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`forward` has written, or else :meth:`advice`."""
+        prior, weight = (tensordict.get(key, None) for key in self.in_keys[-2:])
+        return self.advice(tensordict) if prior is None else (prior, weight)
+
     def get_dist(self, tensordict: TensorDictBase) -> torch.distributions.Distribution:
         """Return the mixed distribution; the gradient reaches the actor alone.
 
         The advice is constant, so what :meth:`forward` has written is not computed again.
         """
+        return self._mixed(tensordict, self._advice_of(tensordict))
+
+    def _mixed(
+        self, tensordict: TensorDictBase, advice: tuple[Tensor, Tensor]
+    ) -> torch.distributions.Distribution:
         distribution = self.actor.get_dist(tensordict)
-        log_p = torch.log_softmax(distribution.logits.float(), -1)
-        shift = tensordict.get(self.in_keys[-1], None)
-        if shift is None:
-            shift = self._shift(tensordict, log_p.detach())
+        # Normalised by the distribution already.
+        log_p = distribution.logits.float()
+        prior, weight = advice
+        shift = self.mixer.shift(log_p.detach(), prior, self.beta_max * self.trust * weight)
         return type(distribution)(logits=log_p + shift)
 
-    @torch.no_grad()
-    def _shift(self, tensordict: TensorDictBase, log_p: Tensor) -> Tensor:
-        """Return what the advice adds to the policy's log-probabilities."""
-        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
-        advice = self.prior_net.stand_in(*latent)
-        beta = (self.beta_max * self.trust).expand_as(advice.confidence)
-        if self.calibrator is not None:
-            group = torch.full_like(advice.learnt, keys.PRIOR_NET_GROUP, dtype=torch.long)
-            beta = beta * self.calibrator.trust(advice.confidence, group)
-        mixture = self.mixer.mix(log_p, *advice[:3], beta, num_points=_NUM_POINTS)
-        return mixture.log_probs - log_p
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write an action, its log-probability, the mixed logits and the advice's part in them."""
-        distribution = self.actor.get_dist(tensordict)
-        log_p = torch.log_softmax(distribution.logits.float(), -1)
-        shift = self._shift(tensordict, log_p.detach())
-        distribution = type(distribution)(logits=log_p + shift)
-        action = distribution.rsample() if distribution.has_rsample else distribution.sample()
-        head = self.actor[-1]
-        tensordict.set(self.in_keys[-1], shift)
-        tensordict.set(head.in_keys[0], distribution.logits)
-        tensordict.set(head.out_keys[0], action)
-        return tensordict.set(head.log_prob_key, distribution.log_prob(action))
+        """Write an action, its log-probability, the mixed logits and the advice in them."""
+        with torch.no_grad() if self.scored else nullcontext():
+            advice = self.advice(tensordict)
+            distribution = self._mixed(tensordict, advice)
+            action = distribution.rsample() if distribution.has_rsample else distribution.sample()
+            head = self.actor[-1]
+            for key, value in zip(self.in_keys[-2:], advice, strict=True):
+                tensordict.set(key, value)
+            tensordict.set(head.in_keys[0], distribution.logits)
+            tensordict.set(head.out_keys[0], action)
+            return tensordict.set(head.log_prob_key, distribution.log_prob(action))

@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 
 from lore_torchrl import keys
 from lore_torchrl.functional import (
+    bounded_weight,
     categorical_kl,
     clean_advice,
     mix_logits,
@@ -182,8 +183,6 @@ class LogitMixer(TensorDictModuleBase):
         confidence: Tensor,
         mask: Tensor,
         beta: Tensor,
-        *,
-        num_points: int = 24,
     ) -> Mixture:
         """Mix, project and measure; see the class for the formulas.
 
@@ -193,10 +192,6 @@ class LogitMixer(TensorDictModuleBase):
             confidence: Shape ``[*B, 1]``.
             mask: Boolean, shape ``[*B, 1]``.
             beta: Weight asked for, shape ``[*B, 1]``.
-
-        Keyword Args:
-            num_points: Candidates in each round of the projection; fewer cost less and
-                stay further inside the bound. Default: ``24``.
         """
         prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
         beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
@@ -207,10 +202,33 @@ class LogitMixer(TensorDictModuleBase):
             mix, other = mix_probs, torch.log_softmax(tempered, -1)
             beta = beta.clamp(max=1.0) * weight
         if math.isfinite(self.max_kl):
-            beta = project_weight(mix, log_p, other, beta, self.max_kl, num_points=num_points)
+            beta = project_weight(mix, log_p, other, beta, self.max_kl)
         log_probs = torch.where(beta > 0, mix(log_p, other, beta), log_p)
         kl = categorical_kl(log_probs, log_p).unsqueeze(-1)
         return Mixture(log_probs, beta, kl)
+
+    @torch.no_grad()
+    def shift(self, log_p: Tensor, tempered: Tensor, weight: Tensor) -> Tensor:
+        """Return what advice adds to the policy's logits, within the bound, in few operations.
+
+        For thousands of states at a time: the bound is kept by a formula that may stay
+        well inside it (:func:`~lore_torchrl.functional.bounded_weight` or, for
+        ``mode="probability"``, the convexity of the divergence).
+
+        Args:
+            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            tempered: Finite advice, as :meth:`temper` returns it, shape ``[*B, A]``.
+            weight: Weight asked for, confidence included, shape ``[*B, 1]``.
+
+        Returns:
+            Shape ``[*B, A]``, up to a constant in each row.
+        """
+        if self.mode == "logit":
+            return bounded_weight(tempered, weight, self.max_kl) * tempered
+        log_prior = torch.log_softmax(tempered, -1)
+        apart = categorical_kl(log_prior, log_p).unsqueeze(-1)
+        weight = torch.minimum(weight.clamp(max=1.0), self.max_kl / apart.clamp_min(1e-9))
+        return mix_probs(log_p, log_prior, weight) - log_p
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mixed logits and the divergence."""

@@ -148,11 +148,17 @@ class PriorNet(TensorDictModuleBase):
         )
 
     @torch.no_grad()
-    def stand_in(self, state: Tensor, belief: Tensor) -> FilledAdvice:
-        """Return the network's advice for states that have no other, as in imagination."""
-        own = self.advise(state, belief)
-        nowhere = torch.zeros_like(own[1], dtype=torch.bool)
-        return self.fill(own, torch.zeros_like(own[0]), own[1], nowhere)
+    def stand_in(self, state: Tensor, belief: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the network's advice for states that have no other, as in imagination.
+
+        Returns:
+            Prior logits ``[*B, A]``, and the calibrated confidence ``[*B, 1]``, zero where it
+            is below the threshold or not a number.
+        """
+        logits, sure = self.advise(state, belief)
+        if self.calibrator is not None:
+            sure = self.calibrator(sure)
+        return logits, torch.where(sure >= self.threshold, sure, 0.0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write prior logits and raw confidence."""

@@ -23,7 +23,6 @@ from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 from lore_torchrl.objectives.gate_inputs import gate_inputs
-from lore_torchrl.objectives.imagination import imagined_bonus
 
 
 class LoReActorLoss(LossModule):
@@ -233,15 +232,18 @@ class LoReActorLoss(LossModule):
             )
         self.__dict__["_actor"] = actor_loss.actor_model
         self.__dict__["_imagination"] = None
-        if beta_imagine_max:
-            self.__dict__["_imagination"] = actor_loss.actor_model = ImaginationActor(
+        if beta_imagine_max or imagine_bonus_weight:
+            self.__dict__["_imagination"] = ImaginationActor(
                 actor_loss.actor_model,
                 prior_net,
-                mixer,
+                mixing,
                 beta_max=beta_imagine_max,
                 bandit=bandit,
                 calibrator=calibrator,
+                scored=getattr(actor_loss, "use_reinforce", False),
             )
+        if beta_imagine_max:
+            actor_loss.actor_model = self._imagination
         self.actor_loss = actor_loss
         self.gate = gate
         self.mixer = mixer
@@ -323,8 +325,7 @@ class LoReActorLoss(LossModule):
             self._imagination.refresh()
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
-            parts = {"bandit": self.bandit, "calibrator": self.calibrator, "mixer": self.mixer}
-            bonus = imagined_bonus(imagined, self.actor_model, self.prior_net, **parts)
+            bonus = self._imagination.bonus(imagined)
             losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * bonus
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))
