@@ -42,7 +42,7 @@ ALLOWED = {
         "transforms",
     },
     "experiments": {"configs", "dreamer"},
-    "inspection": {"advisors", "configs", "dreamer", "envs", "keys"},
+    "inspection": {"advisors", "configs", "dreamer", "envs", "keys", "modules"},
     # The package's own __init__: the public names.
     "__init__": {
         "advisors",

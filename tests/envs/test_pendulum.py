@@ -19,7 +19,7 @@ from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.family import check_family, read_row
 from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, energy
 from lore_torchrl.envs.situation import sample_request
-from lore_torchrl.inspection import play
+from lore_torchrl.inspection import draw, play
 from lore_torchrl.service import AdviceService, CallBudget
 from lore_torchrl.transforms import AdviceTransform
 
@@ -209,14 +209,28 @@ def test_a_whole_run_with_advice(tmp_path):
     line = json.loads((tmp_path / "run" / "advice.jsonl").read_text().splitlines()[0])
     assert set(line["prior"]) == set(TORQUES) and line["mix"]["loc"] != line["policy"]["loc"]
     assert abs(line["action"][0]) <= 2.0
-    with pytest.raises(ValueError, match="Pendulum-v1 has continuous actions"):
-        play(tmp_path / "run")
+    recording = play(tmp_path / "run")
+    moments = recording.episodes[0].moments
+    assert recording.actions == tuple(TORQUES)
+    for moment in moments:
+        for probs in (moment.policy, moment.mix):
+            assert len(probs) == 7 and sum(probs) == pytest.approx(1.0, abs=1e-5)
+        (torque,) = moment.exact
+        apart = [abs(torque - anchor) for anchor in TORQUES.values()]
+        assert moment.action == apart.index(min(apart))
+    advised = [moment for moment in moments if moment.kl > 0]
+    assert advised and all(moment.mix != moment.policy for moment in advised)
+    assert draw(recording, 0, 0).shape == (360, 720, 3)
 
 
 def test_a_whole_run_of_stock_dreamer(tmp_path):
-    stock = train(config(tmp_path, enabled=False))
+    made = config(tmp_path, enabled=False)
+    made.checkpoint_interval = 80
+    stock = train(made)
     assert math.isfinite(stock["loss/actor"]) and stock["eval/return"] < 0
     assert not any(name.startswith("advice/") for name in stock)
+    moment = play(tmp_path, max_steps=1).episodes[0].moments[0]
+    assert moment.mix == moment.policy and moment.source == "none" and moment.exact
 
 
 @pytest.mark.parametrize(

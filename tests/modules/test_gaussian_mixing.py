@@ -192,3 +192,18 @@ def test_gate_and_mixer_compile_without_a_graph_break():
     arguments = (*policy, logits, confidence, mask)
     found = torch.compile(step, fullgraph=True, backend="eager")(*arguments)
     torch.testing.assert_close(found, step(*arguments))
+
+
+def test_choices_are_the_shares_of_actions_nearest_to_each_anchor():
+    mixer = GaussianMixer([[-1.0], [0.0], [1.0]], bounds=(-2.0, 2.0))
+    policy = Gaussian(torch.tensor([[0.3], [-1.0]]), torch.tensor([[0.5], [0.05]]))
+    # The borders lie half way between the anchors, and the tanh keeps the order.
+    borders = (torch.tensor([-0.5, 0.5]) / 2).atanh()
+    below = torch.special.ndtr((borders - policy.loc) / policy.scale)
+    expected = torch.stack((below[:, 0], below[:, 1] - below[:, 0], 1 - below[:, 1]), -1)
+    state = torch.random.get_rng_state()
+    torch.testing.assert_close(mixer.choices(policy), expected, atol=1e-3, rtol=0)
+    assert torch.equal(state, torch.random.get_rng_state())
+    two = GaussianMixer([[-1.0, 0.0], [1.0, 0.0]])
+    even = two.choices(Gaussian(torch.zeros(2), torch.tensor([0.3, 9.0])))
+    torch.testing.assert_close(even, torch.tensor([0.5, 0.5]), atol=1e-3, rtol=0)

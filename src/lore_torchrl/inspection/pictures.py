@@ -48,10 +48,12 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     room.set_axis_off()
     room.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
     left = moment.share * moment.trust
+    exact = ", ".join(f"{value:.2f}" for value in moment.exact)
     numbers = [
         f"advice: {moment.source}" + (f" ({moment.confidence:.2f})" if moment.prior else ""),
         f"β {moment.beta:.2f} × {left:.2g}   KL {moment.kl:.3f}   V {moment.value:.2f}",
-        "   ".join(f"{name} {part:.2f}" for name, part in moment.uncertainty.items()),
+        "   ".join(f"{name} {part:.2f}" for name, part in moment.uncertainty.items())
+        + (f"   action {exact}" if exact else ""),
     ]
     room.text(0.0, -0.04, "\n".join(numbers), transform=room.transAxes, va="top", fontsize=8)
     shown = {"policy": moment.policy, "prior": moment.prior, "mix": moment.mix}

@@ -22,6 +22,7 @@ from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.envs.family import EnvFamily, close_env, read_row
+from lore_torchrl.modules import GaussianMixer, LogitMixer
 
 #: Where the advice of a step came from.
 SOURCES = ("none", "call", "cache", "class", "PriorNet")
@@ -34,10 +35,12 @@ class Moment:
     Args:
         frame: What a person sees, uint8 ``[H, W, 3]``.
         text: What the adviser would be told.
-        policy: :math:`\pi_{wm}`, probabilities of the actions.
+        policy: :math:`\pi_{wm}`, probabilities of the named actions. Where actions are
+            continuous: of lying nearest to each of the describer's anchors.
         prior: :math:`\rho`, the advice as probabilities; ``None`` where there is none.
-        mix: :math:`\pi_{mix}`, what the action was drawn from.
-        action: Index of the action taken.
+        mix: :math:`\pi_{mix}`, what the action was drawn from, as ``policy``.
+        action: Index of the action taken, or of the anchor nearest to it.
+        exact: A continuous action itself, else nothing.
         source: One of :data:`SOURCES`.
         confidence: The advice's confidence, 0 to 1.
         beta: The gate's :math:`\beta(s)`.
@@ -55,6 +58,7 @@ class Moment:
     prior: tuple[float, ...] | None
     mix: tuple[float, ...]
     action: int
+    exact: tuple[float, ...]
     source: str
     confidence: float
     beta: float
@@ -143,8 +147,7 @@ def play(
     Raises:
         FileNotFoundError: If there is no checkpoint.
         CheckpointError: If it is damaged.
-        ValueError: If a number is out of range, or the agent's actions are continuous: the
-            pictures show probabilities of named actions.
+        ValueError: If a number is out of range.
     """
     for name, value, least in (("episodes", episodes, 1), ("calls", calls, 0)):
         if value < least:
@@ -185,11 +188,6 @@ def _restore(
     config: TrainConfig, family: EnvFamily, path: Path, advisor: Advisor | None
 ) -> tuple[DreamerAgent, Acting]:
     agent = build_env_agent(config, family)
-    if agent.action_bounds is not None:
-        raise ValueError(
-            f"{config.env.id} has continuous actions, and a look at an agent shows probabilities "
-            "of named ones: see the run's advice.jsonl and metrics.jsonl instead."
-        )
     acting = build_acting(
         config, family, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
     )
@@ -237,6 +235,7 @@ class _Player:
     ) -> None:
         self.describer, self.agent, self.acting = describer, agent, acting
         self.arm: int | None = None
+        self.mixer = _mixer_of(describer, agent, acting)
         acting.policy.eval()
         if acting.share is None:
             if share not in (None, 1.0):
@@ -298,13 +297,13 @@ class _Player:
 
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor
-        policy = torch.log_softmax(td["logits"][0].float(), -1)
-        mix, prior, parts, confidence, trust = policy, None, {}, 0.0, 1.0
+        policy = mix = self._choices(td, self.agent.actor[-1].in_keys)
+        prior, parts, confidence, trust = None, {}, 0.0, 1.0
         if actor is not None:
-            mix, why = td[keys.MIX_LOGITS][0], actor.explain(td)
+            mix, why = self._choices(td, self.mixer.out_keys[:-1]), actor.explain(td)
             parts = {name: float(part) for name, part in why.uncertainty.items()}
             if source != "none":
-                prior = _probs(why.prior_logits[0])
+                prior = tuple(torch.softmax(why.prior_logits[0], -1).tolist())
                 confidence, trust = float(why.confidence), float(why.trust)
         value = self.agent.value(td.select("state", "belief"))["state_value"]
 
@@ -315,10 +314,11 @@ class _Player:
         return Moment(
             frame=td["pixels"][0].numpy().copy(),
             text=text,
-            policy=_probs(policy),
+            policy=policy,
             prior=prior,
-            mix=_probs(mix),
-            action=int(td["action"][0].argmax()),
+            mix=mix,
+            action=int(self.mixer.nearest(td["action"][0])),
+            exact=() if self.agent.action_bounds is None else tuple(td["action"][0].tolist()),
             source=source,
             confidence=confidence,
             beta=scalar(keys.BETA, 0.0),
@@ -330,6 +330,17 @@ class _Player:
             reward=float(td["next", "reward"]),
         )
 
+    def _choices(self, td: TensorDictBase, policy_keys: Sequence[str]) -> tuple[float, ...]:
+        policy = self.mixer.policy_from(*(td[key][0].float() for key in policy_keys))
+        return tuple(self.mixer.choices(policy).tolist())
 
-def _probs(logits: torch.Tensor) -> tuple[float, ...]:
-    return tuple(torch.softmax(logits, -1).tolist())
+
+def _mixer_of(
+    describer: Describer, agent: DreamerAgent, acting: Acting
+) -> LogitMixer | GaussianMixer:
+    """Return the acting mixer; of a stock agent, one that can read its policy."""
+    if acting.lore_actor is not None:
+        return acting.lore_actor.mixer
+    if agent.action_bounds is None:
+        return LogitMixer()
+    return GaussianMixer(describer.anchors, bounds=agent.action_bounds)

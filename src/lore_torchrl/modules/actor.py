@@ -21,7 +21,6 @@ from lore_torchrl.modules.gaussian_mixing import (
     Gaussian,
     GaussianMixer,
     MixedGaussian,
-    refuse_for_gaussian,
 )
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
@@ -154,8 +153,6 @@ class LoReActor(TensorDictModuleBase):
                 f"The gate has value_weight={gate.value_weight}: pass value_model, "
                 "or build the gate with value_weight=0."
             )
-        if isinstance(mixer, GaussianMixer):
-            refuse_for_gaussian(disagreement=disagreement)
         self.actor = actor
         # The actor without its head; slicing it at every step would cost a module each.
         self.__dict__["_backbone"] = tuple(actor.module)[:-1]
@@ -257,10 +254,6 @@ class LoReActor(TensorDictModuleBase):
         tensordict.set(self.logits_key, log_p)
         return log_p
 
-    def _read_policy(self, tensordict: TensorDictBase) -> Tensor:
-        """Return the policy that was written."""
-        return torch.log_softmax(tensordict.get(self.logits_key), -1)
-
     def _draw(self, mixture: Mixture, log_p: Tensor, random: bool) -> tuple[Tensor, Tensor]:
         """Return what the mixture picks, and where the policy would have picked otherwise."""
         both = torch.stack((mixture.log_probs, log_p))
@@ -297,7 +290,7 @@ class LoReActor(TensorDictModuleBase):
         Args:
             tensordict: What :meth:`forward` returned for it, with advice.
         """
-        policy = self._read_policy(tensordict)
+        policy = self.mixer.policy_from(*(tensordict.get(key) for key in self.policy_keys))
         seen = self._observed(tensordict, policy)[:2]
         shares = self.gate.shares(self.mixer.gate_input(policy), *seen)
         prior_logits, confidence, mask = (tensordict.get(key) for key in self.advice_keys)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
 from lore_torchrl.modules.actor import LoReActor
-from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
+from lore_torchrl.modules.disagreement import LatentDisagreement
+from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gaussian_mixing import (
+    Gaussian,
+    GaussianMixer,
+    MixedGaussian,
+    refuse_for_gaussian,
+)
 
 
 class GaussianLoReActor(LoReActor):
@@ -51,12 +60,21 @@ class GaussianLoReActor(LoReActor):
 
     _mixer_class = GaussianMixer
 
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        gate: UncertaintyGate,
+        mixer: GaussianMixer,
+        *,
+        disagreement: LatentDisagreement | None = None,
+        **parts: Any,
+    ):
+        refuse_for_gaussian(disagreement=disagreement)
+        super().__init__(actor, gate, mixer, **parts)
+
     def _compute_policy(self, last: TensorDictModuleBase, tensordict: TensorDictBase) -> Gaussian:
         last(tensordict)
-        return self._read_policy(tensordict)
-
-    def _read_policy(self, tensordict: TensorDictBase) -> Gaussian:
-        return Gaussian(*(tensordict.get(key) for key in self.policy_keys))
+        return self.mixer.policy_from(*(tensordict.get(key) for key in self.policy_keys))
 
     def _draw(
         self, mixture: MixedGaussian, policy: Gaussian, random: bool

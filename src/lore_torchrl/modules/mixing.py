@@ -156,6 +156,21 @@ class LogitMixer(TensorDictModuleBase):
         """Return the policy of an actor's distribution; the gradient passes."""
         return torch.log_softmax(distribution.logits.float(), -1)
 
+    @staticmethod
+    def policy_from(logits: Tensor) -> Tensor:
+        """Return the policy of what an actor or this mixer has written, ``[*B, A]``."""
+        return torch.log_softmax(logits, -1)
+
+    @staticmethod
+    def choices(policy: Tensor) -> Tensor:
+        """Return the probability of each action, ``[*B, A]``."""
+        return policy.exp()
+
+    @staticmethod
+    def nearest(actions: Tensor) -> Tensor:
+        """Return the index of each one-hot action ``[*B, A]``, ``[*B, 1]``."""
+        return actions.argmax(-1, keepdim=True)
+
     def prior(self, prior_logits: Tensor) -> Tensor:
         """Return centred advice as a policy."""
         return torch.log_softmax(self.temper(prior_logits), -1)
