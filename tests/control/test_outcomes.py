@@ -83,7 +83,7 @@ def judged(follows_are_better: float, calibrator, learnt=None):
     advised = torch.randint(ACTIONS, (N, T))
     taken = torch.where(followed, advised, (advised + 1) % ACTIONS)
     # The action at posterior t is in record t + 1, and so is its reward.
-    sample["action"] = torch.nn.functional.one_hot(taken, ACTIONS).roll(1, 1)
+    chosen = taken.unsqueeze(-1).roll(1, 1)
     reward = torch.where(followed, follows_are_better, 0.0).unsqueeze(-1)
     sample["next", "reward"] = reward.roll(1, 1)
     module = AdviceOutcomes(calibrator, critic(), gamma=0.0, lmbda=0.0)
@@ -91,7 +91,7 @@ def judged(follows_are_better: float, calibrator, learnt=None):
     confidence = torch.full((N, T, 1), 0.95)
     mask = torch.ones(N, T, 1, dtype=torch.bool)
     metrics = module.judge(
-        module.evaluate(posterior, sample), sample["action"], logits, confidence, mask, learnt
+        module.evaluate(posterior, sample), chosen, logits, confidence, mask, learnt
     )
     return metrics, followed[:, :-1].float().mean()
 
@@ -126,11 +126,10 @@ def test_nothing_is_learnt_where_every_step_followed():
     calibrator = ConfidenceCalibrator()
     posterior, sample = sequences(2)
     module = outcomes_of(calibrator)
+    chosen = sample["action"].argmax(-1, keepdim=True)
     logits = 3.0 * sample["action"].roll(-1, 1).float()
     ones = torch.ones(N, T, 1)
-    metrics = module.judge(
-        module.evaluate(posterior, sample), sample["action"], logits, ones, ones.bool()
-    )
+    metrics = module.judge(module.evaluate(posterior, sample), chosen, logits, ones, ones.bool())
     assert metrics["lore_reliability"] == 0.5 and calibrator.counts.sum() == 0
 
 

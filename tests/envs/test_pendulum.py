@@ -14,7 +14,8 @@ from torchrl.data import Bounded, Unbounded
 
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import EnvConfig, EpsilonConfig, GateConfig, LoReConfig, MixerConfig
-from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig
+from lore_torchrl.configs.trust import BanditConfig
+from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.family import check_family, read_row
 from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, energy
@@ -195,8 +196,7 @@ class TestCheck:
 def config(folder, **lore):
     env = EnvConfig(family=FAMILY, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
     env.max_steps = 20
-    settings = {"calibration": CalibrationConfig(enabled=False), **lore}
-    return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**settings))
+    return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**lore))
 
 
 def test_a_whole_run_with_advice(tmp_path):
@@ -205,6 +205,7 @@ def test_a_whole_run_with_advice(tmp_path):
     made.lore.calls.refute = False
     summary = train(made)
     assert summary["advice/calls"] > 0 and summary["lore/kl"] > 0
+    assert 0 < summary["learner/lore_followed"] < 1 and 0 < summary["learner/lore_reliability"] < 1
     assert summary["loss/lore_prior"] > 0 and math.isfinite(summary["loss/actor"])
     line = json.loads((tmp_path / "run" / "advice.jsonl").read_text().splitlines()[0])
     assert set(line["prior"]) == set(TORQUES) and line["mix"]["loc"] != line["policy"]["loc"]
@@ -223,6 +224,16 @@ def test_a_whole_run_with_advice(tmp_path):
     assert draw(recording, 0, 0).shape == (360, 720, 3)
 
 
+def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_path):
+    made = config(tmp_path, bandit=BanditConfig(enabled=False))
+    made.checkpoint_interval, made.lore.calls.mode = 64, "async"
+    summary = train(made)
+    resumed = train(replace(made, total_steps=176, resume=str(tmp_path)))
+    assert resumed["advice/calls"] >= summary["advice/calls"] > 0
+    steps = [row["step"] for row in read_metrics(tmp_path)]
+    assert steps[-1] == 176 and steps == sorted(steps)
+
+
 def test_a_whole_run_of_stock_dreamer(tmp_path):
     made = config(tmp_path, enabled=False)
     made.checkpoint_interval = 80
@@ -236,7 +247,6 @@ def test_a_whole_run_of_stock_dreamer(tmp_path):
 @pytest.mark.parametrize(
     ("lore", "message"),
     [
-        ({"calibration": CalibrationConfig()}, "lore.calibration.enabled=false"),
         ({"gate": GateConfig(disagreement_weight=0.1)}, "lore.gate.disagreement_weight=0"),
         ({"mixer": MixerConfig(mode="probability")}, "lore.mixer.mode=logit"),
         ({"epsilon": EpsilonConfig(eps_init=0.1)}, r"'action_mask', which lore\.epsilon"),

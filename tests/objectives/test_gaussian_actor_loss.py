@@ -26,10 +26,9 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
-from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator
 from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
 from lore_torchrl.modules import GaussianMixer, LogitMixer, UncertaintyGate
-from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.objectives import LoReActorLoss
 
 V3 = {"entropy_bonus": 3e-4}
 KINDS = pytest.mark.parametrize(
@@ -281,13 +280,6 @@ class TestRefused:
     def test_a_mixing_actor_without_anchors(self):
         with pytest.raises(ValueError, match="describer's anchors"):
             build_lore_actor(lore_config(), continuous_agent())
-
-    def test_outcomes_of_followed_advice(self):
-        loss = learner(lore_config()).loss
-        outcomes = AdviceOutcomes(ConfidenceCalibrator(), loss.value_loss.value_model)
-        parts = (loss.model_loss, loss.actor_loss, loss.value_loss)
-        with pytest.raises(ValueError, match="calibrator: this needs prob"):
-            LoReDreamerV3Loss(*parts, outcomes=outcomes)
 
     def test_what_needs_named_actions(self):
         from lore_torchrl.modules import LatentDisagreement, PriorNet

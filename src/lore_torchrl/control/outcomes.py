@@ -37,7 +37,8 @@ class AdviceOutcomes(nn.Module):
             (1 - \lambda) V(s_{t+1}) + \lambda G^\lambda_{t+1}\bigr), \qquad
         A_t = G^\lambda_t - V(s_t)
 
-    A step *followed* the advice if its action was the advice's first choice. The outcome
+    A step *followed* the advice if its action was the advice's first choice, or a continuous
+    one lay nearest to it. The outcome
     of a followed step is the share of the advised steps of the batch that did not follow
     and whose :math:`A` is lower, ties counting one half: one half is chance. It goes to
     the calibrator, into the bin of the confidence that the adviser claimed; group 0 is
@@ -120,7 +121,7 @@ class AdviceOutcomes(nn.Module):
     def judge(
         self,
         outcomes: Outcomes,
-        action: Tensor,
+        chosen: Tensor,
         prior_logits: Tensor,
         confidence: Tensor,
         mask: Tensor,
@@ -130,7 +131,8 @@ class AdviceOutcomes(nn.Module):
 
         Args:
             outcomes: Of :meth:`evaluate`.
-            action: One-hot actions of the records, ``[N, T, A]``.
+            chosen: Index of the named action of each record, int64 ``[N, T, 1]``; of a
+                continuous action, of the anchor nearest to it.
             prior_logits: Advice aligned with the posterior, ``[N, T, A]``.
             confidence: Claimed, ``[N, T, 1]``.
             mask: Where there is advice, boolean ``[N, T, 1]``.
@@ -142,7 +144,7 @@ class AdviceOutcomes(nn.Module):
         """
         logits, _, usable = clean_advice(prior_logits, confidence, mask)
         usable = usable & outcomes.valid
-        taken = torch.roll(action, -1, dims=1).argmax(-1, keepdim=True)
+        taken = torch.roll(chosen, -1, dims=1)
         follows = usable & (taken == logits.argmax(-1, keepdim=True))
         strays = usable & ~follows
         group = torch.zeros_like(taken) if learnt is None else learnt.long()

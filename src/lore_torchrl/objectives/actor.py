@@ -222,7 +222,7 @@ class LoReActorLoss(LossModule):
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         # Knows the kind of policy: how it is read, mixed and compared.
-        self.__dict__["_mixing"] = mixing = LogitMixer() if mixer is None else mixer
+        self.__dict__["mixing"] = mixing = LogitMixer() if mixer is None else mixer
         mixing.check(actor_loss.actor_model, gate)
         if isinstance(mixing, GaussianMixer):
             refuse_for_gaussian(
@@ -375,7 +375,7 @@ class LoReActorLoss(LossModule):
         raw, learnt = self.complete(tensordict) if advice is None else advice
         terms = {} if learnt is None else {"lore_learnt": learnt.float().mean()}
         prior_logits, weight, valid = clean_advice(*raw)
-        mixing = self._mixing
+        mixing = self.mixing
         policy = mixing.policy_of(self.actor_model.get_dist(features))
         aligner = mixing.temperature
         if aligner is not None and self.training:

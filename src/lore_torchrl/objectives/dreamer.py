@@ -100,10 +100,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                 "stock actor loss in LoReActorLoss(...) first."
             )
         if isinstance(actor_loss.mixer, GaussianMixer):
-            refuse_for_gaussian(
-                disagreement_loss=disagreement_loss,
-                calibrator=outcomes is not None and outcomes.calibrator,
-            )
+            refuse_for_gaussian(disagreement_loss=disagreement_loss)
         super().__init__(
             model_loss,
             actor_loss,
@@ -192,7 +189,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if self.training and self.outcomes.calibrator is not None:
             given, learnt = advice
             action = sample.get(self.actor_loss.actor_loss.tensor_keys.action)
-            result.update(self.outcomes.judge(outcomes, action, *given, learnt))
+            chosen = self.actor_loss.mixing.nearest(action)
+            result.update(self.outcomes.judge(outcomes, chosen, *given, learnt))
         if self.value_ensemble_loss is not None:
             result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
         return result
