@@ -45,19 +45,33 @@ class Flaky:
         return await self.planner.advise(requests)
 
 
-@pytest.mark.parametrize("adviser", [planner, Flaky])
-def test_a_run_repeated_from_its_recording_is_equal_to_the_bit(tmp_path, adviser):
-    path = tmp_path / "advice.sqlite"
-    original = run_through(tiny_config(tmp_path / "a", record=str(path)), adviser())
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run with the planner, its rows, and its recording."""
+    folder = tmp_path_factory.mktemp("recorded")
+    path = folder / "advice.sqlite"
+    return run_through(tiny_config(folder / "run", record=str(path))), path
+
+
+def repeats(original, path, folder):
+    """The run of a recording equals the one that made it."""
     assert original[0].service.stats()["calls"] > 10
-    repeated = run_through(tiny_config(tmp_path / "b"), RecordedAdvisor(path))
-    assert_equal_runs(original, repeated)
+    assert_equal_runs(original, run_through(tiny_config(folder), RecordedAdvisor(path)))
 
 
-def test_recording_changes_nothing(tmp_path):
-    plain = run_through(tiny_config(tmp_path / "a"))
+def test_a_run_repeated_from_its_recording_is_equal_to_the_bit(tmp_path, recorded):
+    repeats(*recorded, tmp_path)
+
+
+def test_the_faults_of_a_run_are_repeated_too(tmp_path):
     path = tmp_path / "advice.sqlite"
-    assert_equal_runs(plain, run_through(tiny_config(tmp_path / "b", record=str(path))))
+    original = run_through(tiny_config(tmp_path / "a", record=str(path)), Flaky())
+    assert original[0].service.stats()["failed"] > 0
+    repeats(original, path, tmp_path / "b")
+
+
+def test_recording_changes_nothing(tmp_path, recorded):
+    assert_equal_runs(run_through(tiny_config(tmp_path)), recorded[0])
 
 
 def test_a_resumed_run_goes_on_in_its_recording(tmp_path):
@@ -80,9 +94,8 @@ def test_a_resumed_run_goes_on_in_its_recording(tmp_path):
     assert count == calls[-1]
 
 
-def test_a_run_that_leaves_its_recording_stops(tmp_path):
-    path = tmp_path / "advice.sqlite"
-    run_through(tiny_config(tmp_path / "a", record=str(path)), planner())
+def test_a_run_that_leaves_its_recording_stops(tmp_path, recorded):
+    path = recorded[1]
     with pytest.raises(FatalAdviceError, match="no answer"):
         run_through(tiny_config(tmp_path / "b", seed=1), RecordedAdvisor(path))
     masked, rows = run_through(

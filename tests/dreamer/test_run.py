@@ -41,9 +41,22 @@ def run_through(config, advisor=None):
     return run, read_metrics(config.output_dir)
 
 
-def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
-    stock, stock_rows = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
-    stock_random = torch.get_rng_state()
+@pytest.fixture(scope="module")
+def stock_run(tmp_path_factory):
+    """A run of stock DreamerV3, its rows, and where it left the random stream."""
+    folder = tmp_path_factory.mktemp("runs") / "stock"
+    run, rows = run_through(tiny_config(folder, lore=LoReConfig(enabled=False)))
+    return run, rows, torch.get_rng_state()
+
+
+@pytest.fixture(scope="module")
+def lore_run(tmp_path_factory):
+    """A run with LoRe, and its rows."""
+    return run_through(tiny_config(tmp_path_factory.mktemp("runs") / "lore"))
+
+
+def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path, stock_run):
+    stock, stock_rows, stock_random = stock_run
     lore, lore_rows = run_through(tiny_config(tmp_path / "lore", lore=OFF))
     assert torch.equal(torch.get_rng_state(), stock_random)
     assert stock.replay_hook.updates > 20
@@ -57,9 +70,8 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
             assert lore_row[name] == expected, name
 
 
-def test_lore_switched_on_is_not_stock(tmp_path):
-    stock, _ = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
-    lore, rows = run_through(tiny_config(tmp_path / "lore"))
+def test_lore_switched_on_is_not_stock(stock_run, lore_run):
+    stock, (lore, rows) = stock_run[0], lore_run
     assert not torch.equal(
         torch.cat([p.flatten() for p in stock.agent.actor.parameters()]),
         torch.cat([p.flatten() for p in lore.agent.actor.parameters()]),
@@ -70,9 +82,9 @@ def test_lore_switched_on_is_not_stock(tmp_path):
     assert last["lore/lambda"] > 0
 
 
-def test_same_seed_same_run(tmp_path):
-    first, first_rows = run_through(tiny_config(tmp_path / "a"))
-    second, second_rows = run_through(tiny_config(tmp_path / "b"))
+def test_same_seed_same_run(tmp_path, lore_run):
+    first, first_rows = lore_run
+    second, second_rows = run_through(tiny_config(tmp_path / "again"))
     assert untimed(first_rows) == untimed(second_rows)
     expected = weights(first)
     for name, value in weights(second).items():
