@@ -72,6 +72,10 @@ class Run:
         self.logger.close()
 
 
+# Buffers that hold settings, so that a schedule can move them: the configuration's word counts.
+_SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max"}
+
+
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
     before, now = _structure(saved), _structure(config)
     changed = [name for name in now if now[name] != before.get(name)]
@@ -98,6 +102,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
         fixed[f"lore.{part}"] = shape
     fixed["lore.gate.value_source"] = gate.value_source
+    fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
     for name in ("value_weight", "disagreement_weight", "adapt_rate", "hysteresis"):
         fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
     if gate.disagreement_weight:
@@ -301,7 +306,11 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
 
 def _restore(run: Run, path: Path) -> None:
     trainer = run.trainer
+    buffers = dict(run.learner.loss.named_buffers())
+    settings = {name: b.clone() for name, b in buffers.items() if name.split(".")[-1] in _SETTINGS}
     trainer.load_from_file(path)
+    for name, value in settings.items():
+        buffers[name].copy_(value)
     # Episodes under way are not restored: their streams end here, environments restart.
     run.replay_hook.replay.end_streams()
     Checkpoint(random=GlobalRNGState()).load(path, components={"random"})

@@ -21,7 +21,7 @@ from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.family import EnvFamily, close_env, read_row
+from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
 from lore_torchrl.modules import GaussianMixer, LogitMixer
 
 #: Where the advice of a step came from.
@@ -147,7 +147,8 @@ def play(
     Raises:
         FileNotFoundError: If there is no checkpoint.
         CheckpointError: If it is damaged.
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or actions are continuous and the describer
+            has no anchors.
     """
     for name, value, least in (("episodes", episodes, 1), ("calls", calls, 0)):
         if value < least:
@@ -343,4 +344,10 @@ def _mixer_of(
         return acting.lore_actor.mixer
     if agent.action_bounds is None:
         return LogitMixer()
-    return GaussianMixer(describer.anchors, bounds=agent.action_bounds)
+    anchors = anchors_of(describer)
+    if anchors is None:
+        raise ValueError(
+            f"{type(describer).__name__} has no anchors: a continuous policy is shown by how likely "
+            "its actions are to lie nearest to each of them."
+        )
+    return GaussianMixer(anchors, bounds=agent.action_bounds)

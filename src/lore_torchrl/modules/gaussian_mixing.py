@@ -189,8 +189,10 @@ class GaussianMixer(TensorDictModuleBase):
             )
         self.bounded = bounds is not None
         low, high = bounds if self.bounded else (-math.inf, math.inf)
-        self.register_buffer("low", torch.as_tensor(low).float().expand_as(actions[0]).clone())
-        self.register_buffer("high", torch.as_tensor(high).float().expand_as(actions[0]).clone())
+        for name, bound in (("low", low), ("high", high)):
+            # The describer's anchors and the agent's bounds may come from two devices.
+            bound = torch.as_tensor(bound).to(actions).expand_as(actions[0]).clone()
+            self.register_buffer(name, bound)
         if not ((self.low < self.high) & (actions >= self.low) & (actions <= self.high)).all():
             raise ValueError(
                 f"anchors must lie within bounds, low below high: got {actions.tolist()} for "

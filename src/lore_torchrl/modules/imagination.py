@@ -116,7 +116,8 @@ class ImaginationActor(TensorDictModuleBase):
         prior, weight = self._advice_of(imagined)
         expected = self.mixer.expected_log_prob(policy, torch.log_softmax(prior, -1))
         weight = weight.squeeze(-1)
-        return self.trust * masked_mean(weight * expected, weight > 0)
+        bonus = masked_mean(weight * expected, weight > 0)
+        return bonus if self.bandit is None else self.bandit.trust() * bonus
 
     def _advice_of(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Return what :meth:`forward` has written, or else :meth:`advice`."""

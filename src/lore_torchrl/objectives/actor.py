@@ -321,7 +321,7 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
-        if self._imagination is not None:
+        if self.actor_loss.actor_model is self._imagination:
             self._imagination.refresh()
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:

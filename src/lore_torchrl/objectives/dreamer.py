@@ -142,7 +142,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                 self.disagreement_loss.terms(
                     context.get(self.tensor_keys.state),
                     context.get(self.tensor_keys.belief),
-                    sample.get(self.actor_loss.actor_loss.tensor_keys.action),
+                    self._action(sample),
                     sample.get(self.tensor_keys.is_init),
                 )
             )
@@ -158,6 +158,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             outcomes = self.outcomes.evaluate(advised, sample)
             result.update(self._judge(outcomes, advice, advised, sample))
         return result.update(self.actor_loss.advice_terms(advised, outcomes, advice))
+
+    def _action(self, sample: TensorDictBase) -> Tensor:
+        """Return the recorded actions; the first Dreamer's actor loss has no name for them."""
+        return sample.get(getattr(self.actor_loss.actor_loss.tensor_keys, "action", "action"))
 
     def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:
         """Put the posterior states and the advice that belongs to them into one tensordict."""
@@ -188,8 +192,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         result = TensorDict({}, [])
         if self.training and self.outcomes.calibrator is not None:
             given, learnt = advice
-            action = sample.get(self.actor_loss.actor_loss.tensor_keys.action)
-            chosen = self.actor_loss.mixing.nearest(action)
+            chosen = self.actor_loss.mixing.nearest(self._action(sample))
             result.update(self.outcomes.judge(outcomes, chosen, *given, learnt))
         if self.value_ensemble_loss is not None:
             result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
