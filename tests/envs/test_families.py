@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import DREAMER, tiny_config
-from torchrl.envs import check_env_specs
+from torchrl.envs import DTypeCastTransform, check_env_specs
 
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
@@ -254,6 +254,14 @@ def broken(**parts):
         ({"key": "other"}, "'0' is not what cache_key"),
         ({"key": "0"}, r"actions .* are not its own"),
         ({"env": lambda env: env.base_env}, "no entry 'success'"),
+        (
+            {
+                "env": lambda env: env.append_transform(
+                    DTypeCastTransform(torch.bool, torch.float32, ["success"])
+                )
+            },
+            r"'success' must be torch.bool \[N, 1\], got torch.float32 \[N, 1\]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(parts, message):

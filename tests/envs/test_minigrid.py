@@ -11,8 +11,8 @@ from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STA
 from torchrl.envs import ParallelEnv, SerialEnv, check_env_specs
 
 from lore_torchrl.envs import minigrid_describe as codes
-from lore_torchrl.envs.family import row_seed
-from lore_torchrl.envs.minigrid import make_env, make_single_env
+from lore_torchrl.envs.family import read_row, row_seed
+from lore_torchrl.envs.minigrid import MiniGrid, make_env, make_single_env
 from lore_torchrl.envs.minigrid_describe import (
     BOX,
     DOOR,
@@ -25,8 +25,15 @@ from lore_torchrl.envs.minigrid_describe import (
     MiniGridDescriber,
 )
 from lore_torchrl.envs.minigrid_features import MISSION_WORDS, mission_features, valid_actions
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.situation import sample_request
 
-IDS = ("DoorKey-5x5", "DoorKey-16x16", "KeyCorridorS3R1", "MultiRoom-N2-S4", "Unlock", "Empty-8x8")
+IDS = (
+    *("DoorKey-5x5", "DoorKey-16x16", "KeyCorridorS3R1", "MultiRoom-N2-S4", "Unlock", "Empty-8x8"),
+    *("UnlockPickup", "ObstructedMaze-1Dlhb", "LavaGapS5", "MemoryS7"),
+)
+# Their missions name colours or kinds.
+VARIES = ("KeyCorridorS3R1", "UnlockPickup", "ObstructedMaze-1Dlhb")
 DOORKEY = "MiniGrid-DoorKey-5x5-v0"
 FETCH = "MiniGrid-Fetch-5x5-N2-v0"
 
@@ -49,8 +56,8 @@ def test_any_id_rolls_out_with_valid_specs(name):
     env = make_env(f"MiniGrid-{name}-v0", num_envs=2)
     check_env_specs(env)
     td = env.rollout(20, break_when_any_done=False)
-    varies = name.startswith("KeyCorridor")
-    assert td["observation"].shape == (2, 20, 1033 + varies * (len(MISSION_WORDS) + 1))
+    words = (name in VARIES) * (len(MISSION_WORDS) + 1)
+    assert td["observation"].shape == (2, 20, 1033 + words)
     assert td["observation"].dtype == torch.float32
     assert td["image"].shape == (2, 20, 7, 7, 3) and td["image"].dtype == torch.uint8
     assert td["direction"].shape == (2, 20, 1) and td["direction"].dtype == torch.int64
@@ -244,3 +251,32 @@ def test_remembered_map_is_the_true_map(name):
             if (c, r) == (column, row) and cells[c, r, 0] == EMPTY:
                 continue  # never seen from outside, such as the door one starts in
             assert tuple(cells[c, r]) == tuple(truth)
+
+
+def test_done_is_described_as_what_it_does():
+    def said(env_id, **settings):
+        return sample_request(MiniGrid(env_id, **settings)).description
+
+    door = "MiniGrid-GoToDoor-5x5-v0"
+    assert "- done: do nothing" in said(DOORKEY)
+    assert "- done: say that the mission is fulfilled" in said(door, done_is_valid=True)
+
+
+def test_a_thousand_remembered_maps_are_described():
+    family = MiniGrid("MiniGrid-MultiRoom-N2-S4-v0")
+    describer, planner = family.make_describer(memory=True), MiniGridPlanner()
+    env = family.make_env(num_envs=20, seed=0)
+    rollout = env.rollout(50, break_when_any_done=False)
+    env.close()
+    for row in range(20):
+        action = None
+        for time in range(50):
+            seen = read_row(rollout[row, time], None, describer.in_keys)
+            begins = action is None or bool(rollout["next", "done"][row, time - 1])
+            describer.observe(row, seen, None if begins else action, reset=begins)
+            request = describer.request(row, seen)
+            assert request.cache_key == describer.cache_key(row, seen)
+            assert isinstance(describer.coarse_key(row, seen), str)
+            values = planner(request)
+            assert values is None or np.isfinite(values).all()
+            action = int(rollout["action"][row, time].argmax())

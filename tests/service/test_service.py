@@ -345,3 +345,12 @@ def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatc
         assert service.lookup("nothing") is None
         assert service.errors["store"] >= 2
         assert service.stats()["calls"] == 1
+
+
+def test_an_adviser_whose_advise_is_not_async_is_named():
+    class Plain:
+        def advise(self, requests):
+            return [Advice((1.0, 0.0)) for _ in requests]
+
+    with make_service(Plain()) as service, pytest.raises(FatalAdviceError, match="async def"):
+        service.ask([request("a")])

@@ -217,6 +217,13 @@ def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
     for key, reader in needed.items():
         if key not in spec.keys(True, True):
             raise ValueError(f"{name}: the environment has no entry {key!r}, which {reader} reads.")
+    widths = {"success": 1, "action_mask": env.action_spec.shape[-1]}
+    for key in needed.keys() & widths.keys():
+        if (spec[key].dtype, tuple(spec[key].shape)) != (torch.bool, (2, widths[key])):
+            raise ValueError(
+                f"{name}: {key!r} must be torch.bool [N, {widths[key]}], got {spec[key].dtype} "
+                f"[N{''.join(f', {side}' for side in spec[key].shape[1:])}]."
+            )
     seen = {key: spec[key] for key in ("observation", "frame") if key in spec}
     if not seen:
         raise ValueError(

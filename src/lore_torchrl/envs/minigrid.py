@@ -300,8 +300,10 @@ def make_env(
         parallel: Whether each row gets its own process. Default: ``False``.
         max_steps: Overrides MiniGrid's step limit. The reward, ``1 - 0.9 * steps /
             max_steps``, scales with it. Default: ``None``, the id's own.
-        encode_mission: Whether the features contain the mission. Default: ``None``, where
-            the id's missions vary.
+        encode_mission: Whether the features contain the mission, as a bag of words: missions
+            that differ in the order of their words alone, as "put the red ball next to the
+            green box" and its reverse, look alike. Default: ``None``, where the id's missions
+            vary.
         done_is_valid: Whether the mask allows ``done``, which only GoToDoor and
             GoToObject react to. Default: ``False``.
         pixels: Whether to draw each observation, which is slow. Default: ``False``.
@@ -385,7 +387,8 @@ class MiniGrid:
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
         """Make the describer of views."""
-        return MiniGridDescriber(memory=memory, image=image)
+        done_is_valid = self.settings["done_is_valid"]
+        return MiniGridDescriber(memory=memory, image=image, done_is_valid=done_is_valid)
 
     def make_planner(self) -> MiniGridPlanner:
         """Make the planner over the describer's facts."""

@@ -44,6 +44,8 @@ _ACTION_MEANINGS = {
     "open the box ahead",
     "done": "do nothing",
 }
+# Where the mission is to say so.
+_DONE = "say that the mission is fulfilled"
 # (dx, dy) for MiniGrid's directions right, down, left, up; y grows downwards.
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
@@ -140,6 +142,8 @@ class MiniGridDescriber:
             egocentric terms does not depend on them. Default: ``False``.
         image: Whether a request holds what the text shows as a picture too, which needs
             MiniGrid. Default: ``False``.
+        done_is_valid: Whether ``done`` is described as what ends the mission, as GoToDoor and
+            GoToObject have it, and not as doing nothing. Default: ``False``.
 
     Raises:
         ValueError: If an observation lacks the 7x7-like shape ``[N, N, 3]``.
@@ -156,7 +160,16 @@ class MiniGridDescriber:
     in_keys = ("image", "direction", "mission")
     actions = ACTIONS
 
-    def __init__(self, *, memory: bool = False, key_direction: bool = False, image: bool = False):
+    def __init__(
+        self,
+        *,
+        memory: bool = False,
+        key_direction: bool = False,
+        image: bool = False,
+        done_is_valid: bool = False,
+    ):
+        meanings = _ACTION_MEANINGS | ({"done": _DONE} if done_is_valid else {})
+        self.meanings = tuple(meanings[action] for action in self.actions)
         self.memory = memory
         self.key_direction = key_direction
         self.image = image
@@ -245,7 +258,7 @@ class MiniGridDescriber:
                 "view": view.copy(),
                 "direction": direction,
             },
-            action_meanings=tuple(_ACTION_MEANINGS[action] for action in self.actions),
+            action_meanings=self.meanings,
             mission=mission,
             image=view_png(cells, position) if self.image else None,
         )
@@ -285,7 +298,8 @@ class MiniGridDescriber:
                 f"You face: {compass[int(np.asarray(observation['direction']).reshape(-1)[0])]}"
             )
         lines += ["", "Actions:"]
-        lines += [f"- {action}: {_ACTION_MEANINGS[action]}" for action in self.actions]
+        meant = zip(self.actions, self.meanings, strict=True)
+        lines += [f"- {action}: {meaning}" for action, meaning in meant]
         return "\n".join(lines)
 
 

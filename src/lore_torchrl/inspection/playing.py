@@ -347,7 +347,7 @@ def _mixer_of(
     anchors = anchors_of(describer)
     if anchors is None:
         raise ValueError(
-            f"{type(describer).__name__} has no anchors: a continuous policy is shown by how likely "
-            "its actions are to lie nearest to each of them."
+            f"{type(describer).__name__} has no anchors: a continuous policy is shown by how "
+            "likely its actions are to lie nearest to each of them."
         )
     return GaussianMixer(anchors, bounds=agent.action_bounds)

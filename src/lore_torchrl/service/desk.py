@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, Advisor
+from lore_torchrl.advisors.errors import FatalAdviceError
 from lore_torchrl.service.answers import Verdict
 from lore_torchrl.service.counters import CallCounters
 from lore_torchrl.service.flight import Call, Flight
@@ -111,7 +113,14 @@ class AdviceDesk:
         """Return the adviser's answers, or what it raised."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await self.advisor.advise([call.request for call in calls])
+                answers = self.advisor.advise([call.request for call in calls])
+                if not inspect.isawaitable(answers):
+                    return FatalAdviceError(
+                        f"{type(self.advisor).__name__}.advise() returned "
+                        f"{type(answers).__name__} instead of something to await: define it with "
+                        "`async def`."
+                    )
+                return await answers
         except (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
             # An exit raised inside a task would end the loop without waking the caller.
             return error
