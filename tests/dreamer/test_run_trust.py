@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from tiny_run import planner, tiny_config
 
@@ -74,10 +75,15 @@ def test_everything_together_and_resumed(tmp_path):
         assert math.isfinite(last[name]), name
     assert last["prior_net/served"] > 0
 
+    lore = replace(EVERYTHING, loss=replace(EVERYTHING.loss, delta=0.03, beta_imagine_max=0.25))
     resumed = build_run(
-        replace(config, total_steps=512, resume=str(tmp_path / "run")), advisor=planner()
+        replace(config, total_steps=512, lore=lore, resume=str(tmp_path / "run")),
+        advisor=planner(),
     )
     try:
+        loss = resumed.learner.loss.actor_loss
+        changed = (loss.delta, loss.actor_loss.actor_model.beta_max)
+        assert changed == (pytest.approx(0.03), 0.25), "settings are the configuration's"
         again = parts_of(resumed)
         assert set(again) == set(end)
         for name, value in end.items():

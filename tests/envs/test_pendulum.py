@@ -18,7 +18,13 @@ from lore_torchrl.configs.trust import BanditConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.family import check_family, read_row
-from lore_torchrl.envs.pendulum import TORQUES, Pendulum, PendulumPlanner, energy
+from lore_torchrl.envs.pendulum import (
+    TORQUES,
+    Pendulum,
+    PendulumDescriber,
+    PendulumPlanner,
+    energy,
+)
 from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.inspection import draw, play
 from lore_torchrl.service import AdviceService, CallBudget
@@ -234,7 +240,7 @@ def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_pa
     assert steps[-1] == 176 and steps == sorted(steps)
 
 
-def test_a_whole_run_of_stock_dreamer(tmp_path):
+def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):
     made = config(tmp_path, enabled=False)
     made.checkpoint_interval = 80
     stock = train(made)
@@ -242,6 +248,9 @@ def test_a_whole_run_of_stock_dreamer(tmp_path):
     assert not any(name.startswith("advice/") for name in stock)
     moment = play(tmp_path, max_steps=1).episodes[0].moments[0]
     assert moment.mix == moment.policy and moment.source == "none" and moment.exact
+    monkeypatch.delattr(PendulumDescriber, "anchors")
+    with pytest.raises(ValueError, match="PendulumDescriber has no anchors"):
+        play(tmp_path, max_steps=1)
 
 
 @pytest.mark.parametrize(

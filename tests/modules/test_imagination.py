@@ -126,6 +126,15 @@ def test_the_bonus_by_hand():
     assert imagined.bonus(acted) < 2 * bonus < 0
 
 
+def test_two_bonuses_before_one_gradient():
+    _, _, imagined, td = parts(bandit=Trust(0.5))
+    bonuses = []
+    for _ in range(2):
+        imagined.refresh()
+        bonuses.append(imagined.bonus(td))
+    sum(bonuses).backward()
+
+
 @pytest.mark.parametrize("scored", [False, True])
 def test_a_scored_rollout_keeps_no_graph_and_draws_the_same(scored):
     _, _, imagined, td = parts(scored=scored)

@@ -13,7 +13,9 @@ LOW, HIGH = torch.tensor([-2.0, -1.0]), torch.tensor([2.0, 3.0])
 ANCHORS = [[-2.0, 1.0], [-1.0, 3.0], [0.0, 1.0], [1.0, -1.0], [2.0, 1.0]]
 
 
-def continuous_agent(*, seed: int = 0, opinionated: bool = True, **settings) -> DreamerAgent:
+def continuous_agent(
+    *, seed: int = 0, opinionated: bool = True, device: str = "cpu", **settings
+) -> DreamerAgent:
     """Build the agent; heads that start at zero give gradients only if ``opinionated``."""
     torch.manual_seed(seed)
     agent = build_agent(
@@ -21,6 +23,7 @@ def continuous_agent(*, seed: int = 0, opinionated: bool = True, **settings) -> 
         observation_dim=OBSERVATION,
         num_actions=2,
         action_bounds=(LOW, HIGH),
+        device=device,
     )
     modules = (agent.actor, agent.value, agent.imagination) if opinionated else ()
     with torch.no_grad():

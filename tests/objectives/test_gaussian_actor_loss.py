@@ -26,9 +26,10 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator
 from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
 from lore_torchrl.modules import GaussianMixer, LogitMixer, UncertaintyGate
-from lore_torchrl.objectives import LoReActorLoss
+from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
 
 V3 = {"entropy_bonus": 3e-4}
 KINDS = pytest.mark.parametrize(
@@ -231,10 +232,11 @@ def test_the_first_dreamer_moves_to_the_advice(distribution):
     assert distance() < 0.5 * before
 
 
-def learner(lore, *, seed=0):
-    agent = continuous_agent(seed=seed)
-    actor = None if lore is None else build_lore_actor(lore, agent, anchors=ANCHORS)
-    return build_learner(tiny_config(), agent, lore=lore, lore_actor=actor)
+def learner(lore, *, seed=0, device="cpu"):
+    agent = continuous_agent(seed=seed, device=device)
+    built = {"anchors": ANCHORS, "device": device}
+    actor = None if lore is None else build_lore_actor(lore, agent, **built)
+    return build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
 
 
 def replayed(mask):
@@ -263,6 +265,26 @@ def test_an_update_with_advice_teaches_the_actor_alone():
     assert found[0]["loss_lore_prior"] > 0 and found[0]["lore_kl"] > 0
     changed = {n for n, grad in wanted[1].items() if not torch.equal(found[1][n], grad)}
     assert changed and all(name.startswith("actor_loss.actor_model") for name in changed)
+
+
+@pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
+def test_followed_advice_is_judged_whatever_the_actor_loss(kind):
+    built, calibrator = learner(None).loss, ConfidenceCalibrator()
+    agent = continuous_agent()
+    wrapped = lore_loss(agent, kind, calibrator=calibrator)
+    outcomes = AdviceOutcomes(calibrator, agent.value)
+    loss = LoReDreamerV3Loss(built.model_loss, wrapped, built.value_loss, outcomes=outcomes)
+    metrics = loss(replayed(mask=True))
+    assert 0 < metrics["lore_followed"] < 1 and calibrator.counts.sum() > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_an_update_on_cuda():
+    on_device = learner(lore_config(prior_weight=1.0), device="cuda")
+    metrics, _, _ = update(on_device, replayed(mask=True).to("cuda"))
+    assert metrics["loss_lore_prior"] > 0
+    assert all(value.is_cuda for value in on_device.loss.buffers())
 
 
 class TestRefused:
