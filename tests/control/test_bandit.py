@@ -18,7 +18,9 @@ from torchrl.envs import (
 )
 
 from lore_torchrl import keys
+from lore_torchrl.configs import LoReConfig
 from lore_torchrl.control import EpisodeShare, ShareBandit
+from lore_torchrl.dreamer.learner import build_bandit
 
 SEEDS = range(3)
 SHARES = torch.tensor([0.0, 0.25, 0.5, 1.0])
@@ -46,6 +48,11 @@ def play(bandit, returns, *, batch=1, lengths=None, flip=False):
         bandit.observe(arm, prob, 1 - value if flip else value, length, prob > 0)
         arms.append(arm.squeeze(-1))
     return torch.cat(arms), torch.cat(masses)
+
+
+def of_a_run(seed):
+    """The bandit that a run has by default."""
+    return build_bandit(LoReConfig(), seed=seed)
 
 
 def bernoulli(n, *means):
@@ -193,6 +200,33 @@ class TestRegret:
         uniform = against_the_switch(torch.randint(4, (2000,)))
         assert against_the_switch(arms) < bound < uniform
         assert against_the_switch(arms) < uniform / 3
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_an_adversary_that_lowers_the_likeliest_arm(self, seed):
+        bandit = ShareBandit(gated=False, learning_rate=0.05, exploration=0.01, seed=seed)
+        returns, arms = [], []
+        for _ in range(300):
+            row = torch.ones(1, 4)
+            row[0, bandit.probs().argmax()] = 0.0
+            returns.append(row)
+            arms.append(play(bandit, row)[0])
+        assert missed(torch.cat(returns), torch.cat(arms)) < bandit.regret_bound(300)
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_with_the_gate_bad_advice_costs_trial_and_probation(self, seed):
+        torch.manual_seed(seed)
+        bandit = of_a_run(seed)
+        returns = bernoulli(2000, 0.5, 0.0, 0.0, 0.0)
+        arms, _ = play(bandit, returns, batch=20)
+        most = 0.5 * (bandit.trial_episodes + 20 + bandit.probation * 2000)
+        assert missed(returns, arms) < most < missed(returns, torch.randint(4, (2000,))) / 5
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_with_the_gate_good_advice_is_found(self, seed):
+        torch.manual_seed(seed)
+        returns = bernoulli(2000, 0.2, 0.9, 0.9, 0.9)
+        arms, _ = play(of_a_run(seed), returns, batch=20)
+        assert missed(returns, arms) < missed(returns, torch.randint(4, (2000,))) / 3
 
     def test_estimate_is_exact_where_all_is_known(self):
         bandit = ShareBandit(arms=(0.0, 1.0), gated=False)
@@ -411,6 +445,18 @@ class TestAdvisers:
             _, masses = play(bandit, torch.cat((good, bad)))
             assert masses[40] == 1
             assert (masses[100:] < 0.2).all(), "within 60 episodes, and for good"
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_good_then_adversarial_with_the_settings_of_a_run(self, seed):
+        good = torch.tensor([0.3, 0.9, 0.9, 0.9]).expand(40, -1)
+        bad = torch.tensor([0.3, 0.0, 0.0, 0.0]).expand(160, -1)
+        torch.manual_seed(seed)
+        bandit = of_a_run(seed)
+        arms, masses = play(bandit, torch.cat((good, bad)))
+        assert masses[40] == 1 and SHARES[arms][20:40].mean() > 0.4
+        # Within 60 episodes, and for good: the share of beta that was drawn.
+        assert (masses[100:] <= bandit.probation + 1e-6).all()
+        assert SHARES[arms][100:].mean() < 0.1 and bandit.trust() == 0
 
     def test_useless_advice_is_not_trusted(self):
         bandit = ShareBandit()
