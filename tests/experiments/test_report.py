@@ -119,7 +119,7 @@ def test_a_folder_without_finished_runs_is_refused(tmp_path):
         read_folder(tmp_path)
 
 
-def wandb_run(group, seed, state="finished"):
+def wandb_run(group, seed, state="finished", total_steps=200):
     history = [
         {"_step": 100, "eval/success": 0.5, "_timestamp": 1.0},
         {"_step": 100, "advice/calls": 3},
@@ -128,7 +128,7 @@ def wandb_run(group, seed, state="finished"):
     return SimpleNamespace(
         group=group,
         state=state,
-        config={"seed": seed},
+        config={"seed": seed, "total_steps": total_steps},
         summary={"_runtime": 60.0},
         scan_history=lambda: iter(history),
     )
@@ -139,6 +139,8 @@ def test_runs_come_from_wandb_by_their_group():
         wandb_run("doorkey5x5: LoRe", 1),
         wandb_run("doorkey5x5: LoRe", 0),
         wandb_run("doorkey5x5: LoRe", 2, state="crashed"),
+        # Stopped by a signal: W&B calls that finished.
+        wandb_run("doorkey5x5: LoRe", 4, total_steps=300),
         wandb_run(None, 3),
     ]
     records = read_wandb("someone/project", lambda project: found)

@@ -57,6 +57,25 @@ def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
     assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
 
 
+@pytest.mark.parametrize("cut", ["SIGINT", "at once"])
+def test_a_run_that_a_signal_ends_is_named_and_begins_anew(tmp_path, script, monkeypatch, cut):
+    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    monkeypatch.setenv("CUT", cut)
+    (error,) = run_jobs([job], script=script, processes=1)
+    assert "e, m, seed 0 was cut off" in error and job.state == "open"
+    monkeypatch.delenv("CUT")
+    assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
+
+
+def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script, monkeypatch):
+    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    monkeypatch.setenv("CUT", "health.stop names kl_over_delta")
+    (error,) = run_jobs([job], script=script, processes=1)
+    assert "kl_over_delta, step 200" in error and job.state == "failed"
+    facts = json.loads((job.folder / "failed").read_text())
+    assert facts["reason"] == "health.stop names kl_over_delta" and facts["step"] == 200
+
+
 def test_folders_of_different_methods_differ(tmp_path):
     names = ["competence 1", "competence -1", "competence 0.5", "adversarial, ablation B"]
     assert len({run_folder(tmp_path, "e", name, 0) for name in names}) == 4

@@ -96,6 +96,8 @@ def read_folder(base: str | Path) -> list[Record]:
 def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None) -> list[Record]:
     """Read the finished runs of a W&B project, whose group names experiment and method.
 
+    A run that was stopped before its last step is finished for W&B, and left out here.
+
     Args:
         project: ``entity/project``.
         runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
@@ -125,6 +127,8 @@ def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None)
                     {name: value for name, value in values.items() if not name.startswith("_")}
                 )
             ordered = [rows[step] for step in sorted(rows)]
+            if not ordered or ordered[-1]["step"] < run.config["total_steps"]:
+                continue
             records.append(
                 Record(
                     experiment,
