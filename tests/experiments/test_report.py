@@ -120,10 +120,13 @@ def test_a_folder_without_finished_runs_is_refused(tmp_path):
 
 
 def wandb_run(group, seed, state="finished", total_steps=200):
+    # As TorchRL's logger writes it, once with one scalar a row, as runs of old did.
     history = [
-        {"_step": 100, "eval/success": 0.5, "_timestamp": 1.0},
-        {"_step": 100, "advice/calls": 3},
-        {"_step": 200, "eval/success": 0.75, "note": "text"},
+        {"_step": 0, "eval/success": 0.5, "eval/step": 100, "_timestamp": 1.0},
+        {"_step": 1, "advice/calls": 3, "advice/step": 100, "_runtime": 1.0},
+        {"_step": 2, "eval/success": 0.75, "eval/step": 200, "note": "text", "advice/calls": None},
+        {"_step": 3, "advice/calls": 4, "advice/step": 200, "lore/kl": 0.5, "lore/step": 200},
+        {"_step": 4, "figures/curves": {"_type": "image-file"}},
     ]
     return SimpleNamespace(
         group=group,
@@ -150,7 +153,7 @@ def test_runs_come_from_wandb_by_their_group():
     ]
     assert records[0].rows == [
         {"step": 100, "eval/success": 0.5, "advice/calls": 3},
-        {"step": 200, "eval/success": 0.75},
+        {"step": 200, "eval/success": 0.75, "advice/calls": 4, "lore/kl": 0.5},
     ]
     with pytest.raises(ValueError, match="group"):
         read_wandb("someone/project", lambda project: [wandb_run(None, 0)])

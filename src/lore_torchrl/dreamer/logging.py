@@ -91,8 +91,7 @@ class RunLogger:
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for backend in self.backends:
-            for name, value in values.items():
-                backend.log_scalar(name, value, step=step)
+            backend.log_metrics(dict(values), step=step)
 
     def publish(
         self,
