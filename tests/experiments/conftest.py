@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import json, os, signal, sys
 given = dict(word.split("=", 1) for word in sys.argv[1:])
-if given.get("fail") == given["seed"]:
+if given.get("fail") == given["seed"] and "MENDED" not in os.environ:
     sys.exit("told to fail")
 os.makedirs(given["output_dir"], exist_ok=True)
 with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:

@@ -125,10 +125,33 @@ def run_jobs(
     Returns:
         One line for each run that failed, now or before, or was cut off, with the place of
         its log.
+
+    Raises:
+        ValueError: If what is kept in a folder was run with other overrides than asked for.
     """
+    for job in jobs:
+        if job.state == "done" or (job.state == "failed" and not retry):
+            _check_same(job)
     with ThreadPoolExecutor(processes) as pool:
         errors = pool.map(lambda job: _run(job, script, retry), jobs)
         return [error for error in errors if error]
+
+
+def _check_same(job: Job) -> None:
+    about = json.loads((job.folder / "run.json").read_text())
+    before, now = about["overrides"], list(job.overrides)
+    if before != now:
+        gone = [word for word in before if word not in now]
+        new = [word for word in now if word not in before]
+        if not gone and not new:
+            # The same words in another order: of two for one setting the last one counts.
+            gone, new = before, now
+        retry = ", or give retry=true" if job.state == "failed" else ""
+        raise ValueError(
+            f"{job.folder} holds a {job.state} run with other settings: "
+            f"{' '.join(gone) or 'nothing'} there, {' '.join(new) or 'nothing'} asked for. "
+            f"Name another output=, or remove that folder{retry}."
+        )
 
 
 def _run(job: Job, script: Path, retry: bool) -> str | None:
