@@ -24,9 +24,11 @@ from lore_torchrl.configs import register_configs
 from lore_torchrl.experiments.study import run_study
 
 register_configs()
+# Not relative: ablate.py imports this file, and Hydra would look for a package then.
+CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 
 
-@hydra.main(version_base="1.3", config_path="../configs", config_name="study")
+@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="study")
 def main(config: DictConfig) -> None:
     """Run what is open, then report."""
     script = Path(__file__).resolve().parent / "train.py"
