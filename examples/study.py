@@ -7,7 +7,8 @@ Examples::
     python examples/study.py study=ablation seeds=3 retry=true
 
 On a cluster each run is one cell of the grid, sent by a Hydra launcher; called again without
-``cell``, it runs what is missing and writes the report::
+``cell``, it runs what is missing and writes the report. A cell that fails keeps none of the
+others from running::
 
     python examples/study.py -m hydra/launcher=joblib study=method seeds=5 'cell=range(0,10)'
 """
@@ -18,6 +19,8 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lore_torchrl.configs import register_configs
@@ -36,7 +39,11 @@ def main(config: DictConfig) -> None:
     if page is not None:
         print(f"report {page}")
     if errors:
-        raise SystemExit("\n".join(errors))
+        text = "\n".join(errors)
+        if config.cell is not None or HydraConfig.get().mode is RunMode.MULTIRUN:
+            # Hydra notes an exception and goes on to the next cell; an exit would end the sweep.
+            raise RuntimeError(text)
+        raise SystemExit(text)
 
 
 if __name__ == "__main__":

@@ -36,5 +36,14 @@ def start(monkeypatch, tmp_path):
     return call
 
 
+def test_a_cell_that_fails_does_not_end_the_sweep(start, capsys):
+    assert start("-m", "study=method", "cell=0,1") == [0, 1]
+    assert "cell 0 failed" in capsys.readouterr().err
+
+
+def test_a_study_that_fails_does_not_end_a_sweep_over_studies(start):
+    assert start("-m", "study=method,parts") == [None, None]
+
+
 def test_a_study_that_another_script_starts_ends_with_what_failed(start):
     assert start("study=method") == [None]
