@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lore_torchrl.configs import LoggerConfig
+from lore_torchrl.dreamer import logging
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.experiments import read_wandb
 
@@ -36,3 +37,59 @@ def test_wandb_reads_back_as_the_rows_of_the_folder(tmp_path, monkeypatch):
     (record,) = read_wandb("someone/project", lambda project: [run])
     first, second, last = read_metrics(tmp_path)
     assert record.rows == [first | second, last]
+
+
+@pytest.fixture
+def mode(tmp_path, monkeypatch):
+    """Return the mode that W&B is started with, on a machine where nothing is set."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = []
+
+    def get_logger(_name, *, wandb_kwargs, **_):
+        given.append(wandb_kwargs["mode"])
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(logging, "get_logger", get_logger)
+
+    def call(asked: str | None = None) -> str:
+        RunLogger(LoggerConfig(backends=["wandb"], mode=asked), tmp_path / "run").close()
+        return given.pop()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("machine", "url", "expected"),
+    [
+        ("github.com", None, "offline"),
+        ("api.wandb.ai", None, "online"),
+        ("wandb.example.org", None, "offline"),
+        ("wandb.example.org", "https://wandb.example.org/", "online"),
+    ],
+)
+def test_an_account_is_one_on_the_host_of_wandb(
+    tmp_path, monkeypatch, mode, machine, url, expected
+):
+    assert mode() == "offline"
+    (tmp_path / ".netrc").write_text(f"machine {machine} login user password secret\n")
+    if url is not None:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+    assert mode() == expected
+
+
+def test_a_damaged_netrc_is_no_account_and_stays_secret(tmp_path, mode, caplog):
+    (tmp_path / ".netrc").write_text("api.wandb.ai secret\n")
+    with caplog.at_level("INFO", logger="torchrl"):
+        assert mode() == "offline"
+    assert "NetrcParseError" in caplog.text and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["offline", "dryrun", "disabled"])
+def test_what_the_environment_asks_for_counts_more_than_a_key(monkeypatch, mode, asked):
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert mode() == "online"
+    monkeypatch.setenv("WANDB_MODE", asked)
+    assert mode() == ("disabled" if asked == "disabled" else "offline")
+    assert mode("online") == "online", "the configuration has the last word"
