@@ -7,7 +7,8 @@ Examples::
     python examples/study.py study=ablation seeds=3 retry=true
 
 On a cluster each run is one cell of the grid, sent by a Hydra launcher; called again without
-``cell``, it runs what is missing and writes the report::
+``cell``, it runs what is missing and writes the report. A cell that fails keeps none of the
+others from running::
 
     python examples/study.py -m hydra/launcher=joblib study=method seeds=5 'cell=range(0,10)'
 """
@@ -18,15 +19,19 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lore_torchrl.configs import register_configs
 from lore_torchrl.experiments.study import run_study
 
 register_configs()
+# Not relative: ablate.py imports this file, and Hydra would look for a package then.
+CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 
 
-@hydra.main(version_base="1.3", config_path="../configs", config_name="study")
+@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="study")
 def main(config: DictConfig) -> None:
     """Run what is open, then report."""
     script = Path(__file__).resolve().parent / "train.py"
@@ -34,7 +39,11 @@ def main(config: DictConfig) -> None:
     if page is not None:
         print(f"report {page}")
     if errors:
-        raise SystemExit("\n".join(errors))
+        text = "\n".join(errors)
+        if config.cell is not None or HydraConfig.get().mode is RunMode.MULTIRUN:
+            # Hydra notes an exception and goes on to the next cell; an exit would end the sweep.
+            raise RuntimeError(text)
+        raise SystemExit(text)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,20 @@ Examples::
     python examples/train.py experiment=doorkey5x5 lore=off
     python examples/train.py experiment=doorkey5x5 logger=wandb seed=1
     python examples/train.py experiment=doorkey5x5 resume=outputs/2026-01-01/12-00-00
+
+The exit code is 0 only for a run that went to its last step: 130 after Ctrl-C, 143 after SIGTERM,
+1 where ``health.stop`` ended it.
 """
 
 from __future__ import annotations
+
+import signal
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from lore_torchrl.configs import register_configs
-from lore_torchrl.dreamer.run import train
+from lore_torchrl.dreamer.run import read_stop, train
 
 register_configs()
 
@@ -27,8 +32,15 @@ def main(config: DictConfig) -> float:
         if name in summary:
             print(f"{name:18s} {summary[name]:.3f}")
     print(f"run folder         {config.output_dir}")
-    # A run that was stopped before its first evaluation has none.
-    return summary.get("eval/success", float("nan"))
+    stopped = read_stop(config.output_dir)
+    if stopped is None:
+        # A run that is resumed at its end writes nothing.
+        return summary.get("eval/success", float("nan"))
+    name = stopped["reason"]
+    if name in signal.Signals.__members__:
+        # As the shell does it; a sweep ends with it.
+        raise SystemExit(128 + signal.Signals[name])
+    raise RuntimeError(f"stopped at step {stopped['step']:,} of {stopped['total_steps']:,}: {name}")
 
 
 if __name__ == "__main__":

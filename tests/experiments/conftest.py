@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-# Takes the place of the training script: writes what it was told, or fails if told so.
+# Takes the place of the training script: writes what it was told, or fails or stops if told so.
 SCRIPT = """
-import json, os, sys
+import json, os, signal, sys
 given = dict(word.split("=", 1) for word in sys.argv[1:])
-if given.get("fail") == given["seed"]:
+if given.get("fail") == given["seed"] and "MENDED" not in os.environ:
     sys.exit("told to fail")
 os.makedirs(given["output_dir"], exist_ok=True)
 with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
@@ -17,6 +17,13 @@ with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
         file.write(json.dumps({"step": step, "eval/success": value * step / 200}) + "\\n")
     row = {"step": 200, "advice/calls": 7, "threads": os.environ["OMP_NUM_THREADS"]}
     file.write(json.dumps(row) + "\\n")
+cut = os.environ.get("CUT")
+if cut:
+    with open(os.path.join(given["output_dir"], "stopped.json"), "w") as file:
+        json.dump({"step": 200, "total_steps": 900, "reason": cut}, file)
+    if cut == "at once":
+        os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit(130 if cut == "SIGINT" else 1)
 """
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,16 +120,19 @@ def test_a_folder_without_finished_runs_is_refused(tmp_path):
         read_folder(tmp_path)
 
 
-def wandb_run(group, seed, state="finished"):
+def wandb_run(group, seed, state="finished", total_steps=200):
+    # As TorchRL's logger writes it, once with one scalar a row, as runs of old did.
     history = [
-        {"_step": 100, "eval/success": 0.5, "_timestamp": 1.0},
-        {"_step": 100, "advice/calls": 3},
-        {"_step": 200, "eval/success": 0.75, "note": "text"},
+        {"_step": 0, "eval/success": 0.5, "eval/step": 100, "_timestamp": 1.0},
+        {"_step": 1, "advice/calls": 3, "advice/step": 100, "_runtime": 1.0},
+        {"_step": 2, "eval/success": 0.75, "eval/step": 200, "note": "text", "advice/calls": None},
+        {"_step": 3, "advice/calls": 4, "advice/step": 200, "lore/kl": 0.5, "lore/step": 200},
+        {"_step": 4, "figures/curves": {"_type": "image-file"}},
     ]
     return SimpleNamespace(
         group=group,
         state=state,
-        config={"seed": seed},
+        config={"seed": seed, "total_steps": total_steps},
         summary={"_runtime": 60.0},
         scan_history=lambda: iter(history),
     )
@@ -139,6 +143,8 @@ def test_runs_come_from_wandb_by_their_group():
         wandb_run("doorkey5x5: LoRe", 1),
         wandb_run("doorkey5x5: LoRe", 0),
         wandb_run("doorkey5x5: LoRe", 2, state="crashed"),
+        # Stopped by a signal: W&B calls that finished.
+        wandb_run("doorkey5x5: LoRe", 4, total_steps=300),
         wandb_run(None, 3),
     ]
     records = read_wandb("someone/project", lambda project: found)
@@ -148,25 +154,20 @@ def test_runs_come_from_wandb_by_their_group():
     ]
     assert records[0].rows == [
         {"step": 100, "eval/success": 0.5, "advice/calls": 3},
-        {"step": 200, "eval/success": 0.75},
+        {"step": 200, "eval/success": 0.75, "advice/calls": 4, "lore/kl": 0.5},
     ]
     with pytest.raises(ValueError, match="group"):
         read_wandb("someone/project", lambda project: [wandb_run(None, 0)])
 
 
-def test_a_study_runs_reports_and_goes_on(tmp_path, script):
+def test_a_study_runs_reports_and_goes_on(tmp_path, script, monkeypatch):
     methods = {"ours": ["value=0.5"], "stock": ["value=0.1", "fail=1"]}
     config = StudyConfig(methods=methods, seeds=2, output=str(tmp_path / "out"))
     errors, page = run_study(config, script=script)
     assert len(errors) == 1 and "stock, seed 1" in errors[0]
     assert "| ours | 2 |" in (page.parent / "tables.md").read_text()
-    again = StudyConfig(
-        methods=methods | {"stock": ["value=0.1"]},
-        retry=True,
-        seeds=2,
-        output=str(tmp_path / "out"),
-    )
-    errors, page = run_study(again, script=script)
+    monkeypatch.setenv("MENDED", "1")
+    errors, page = run_study(replace(config, retry=True), script=script)
     assert not errors and "| stock | 2 |" in (page.parent / "tables.md").read_text()
 
 

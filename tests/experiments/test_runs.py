@@ -37,16 +37,39 @@ def test_a_run_knows_what_it_is(tmp_path, script):
     assert json.loads((job.folder / "done").read_text())["seconds"] >= 0
 
 
-def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script):
+def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, monkeypatch):
     jobs = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=1"]}, seeds=2)
     errors = run_jobs(jobs, script=script, processes=1)
     assert len(errors) == 1 and "e, m, seed 1" in errors[0] and "log.txt" in errors[0]
     assert [job.state for job in jobs] == ["done", "failed"]
     assert "told to fail" in (jobs[1].folder / "log.txt").read_text()
-    mended = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=none"]}, seeds=2)
-    assert "retry=true" in run_jobs(mended, script=script, processes=1)[0]
+    monkeypatch.setenv("MENDED", "1")
+    assert "retry=true" in run_jobs(jobs, script=script, processes=1)[0]
+    assert run_jobs(jobs, script=script, processes=1, retry=True) == []
+    assert [job.state for job in jobs] == ["done", "done"]
+
+
+def test_a_run_with_other_settings_is_not_taken_for_one_of_these(tmp_path, script):
+    def jobs(*overrides, fail="none", seeds=1):
+        methods = {"m": ["tau=0.5", f"fail={fail}"]}
+        return make_jobs(tmp_path, ["e"], methods, seeds=seeds, overrides=overrides)
+
+    assert run_jobs(jobs("total=9"), script=script, processes=1) == []
+    with pytest.raises(ValueError, match=r"seed0 holds a done run.*: total=9 there, total=8 asked"):
+        run_jobs(jobs("total=8", seeds=2), script=script, processes=1)
+    assert jobs("total=8", seeds=2)[1].state == "open", "nothing was begun"
+    with pytest.raises(ValueError, match="nothing there, x=1 y=1 asked"):
+        run_jobs(jobs("total=9", "x=1", "y=1"), script=script, processes=1)
+
+
+def test_a_failed_run_may_be_run_again_with_other_settings(tmp_path, script):
+    failed = make_jobs(tmp_path, ["e"], {"m": ["fail=0"]}, seeds=1)
+    run_jobs(failed, script=script, processes=1)
+    mended = make_jobs(tmp_path, ["e"], {"m": ["fail=none"]}, seeds=1)
+    with pytest.raises(ValueError, match=r"fail=0 there, fail=none asked for.*or give retry=true"):
+        run_jobs(mended, script=script, processes=1)
     assert run_jobs(mended, script=script, processes=1, retry=True) == []
-    assert [job.state for job in mended] == ["done", "done"]
+    assert run_jobs(mended, script=script, processes=1) == []
 
 
 def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
@@ -55,6 +78,25 @@ def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
     (job.folder / "run.json").write_text("{}")
     assert job.state == "open"
     assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
+
+
+@pytest.mark.parametrize("cut", ["SIGINT", "at once"])
+def test_a_run_that_a_signal_ends_is_named_and_begins_anew(tmp_path, script, monkeypatch, cut):
+    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    monkeypatch.setenv("CUT", cut)
+    (error,) = run_jobs([job], script=script, processes=1)
+    assert "e, m, seed 0 was cut off" in error and job.state == "open"
+    monkeypatch.delenv("CUT")
+    assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
+
+
+def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script, monkeypatch):
+    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    monkeypatch.setenv("CUT", "health.stop names kl_over_delta")
+    (error,) = run_jobs([job], script=script, processes=1)
+    assert "kl_over_delta, step 200" in error and job.state == "failed"
+    facts = json.loads((job.folder / "failed").read_text())
+    assert facts["reason"] == "health.stop names kl_over_delta" and facts["step"] == 200
 
 
 def test_folders_of_different_methods_differ(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import netrc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from torchrl._utils import logger as torchrl_logger
 from torchrl.record.loggers import Logger, get_logger
@@ -14,18 +16,45 @@ from torchrl.record.loggers import Logger, get_logger
 from lore_torchrl.configs import LoggerConfig
 
 
+def _wandb_mode(directory: Path) -> str:
+    """Return what ``WANDB_MODE`` says, else ``online`` where W&B's host has an account here."""
+    asked = os.environ.get("WANDB_MODE")
+    if asked:
+        # W&B's former names.
+        return {"dryrun": "offline", "run": "online"}.get(asked, asked)
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    if os.environ.get("WANDB_API_KEY") or _in_netrc(host):
+        return "online"
+    torchrl_logger.info(
+        "No W&B account found for %s: logging offline. `wandb sync %s` uploads it later; "
+        "logger.mode=online asks W&B nevertheless.",
+        host,
+        directory / "wandb",
+    )
+    return "offline"
+
+
+def _in_netrc(host: str) -> bool:
+    """Return whether there is a password for a host where ``wandb login`` writes it."""
+    named = os.environ.get("NETRC")
+    paths = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    path = next((path.expanduser() for path in paths if path.expanduser().exists()), None)
+    if path is None:
+        return False
+    try:
+        found = netrc.netrc(path).authenticators(host)
+    except (netrc.NetrcParseError, OSError) as error:
+        # Not the message: it may quote a password.
+        problem = type(error).__name__
+        torchrl_logger.warning("%s gives W&B no account, it cannot be read: %s", path, problem)
+        return False
+    return bool(found and found[2])
+
+
 def _build_backend(name: str, config: LoggerConfig, directory: Path, run: dict) -> Logger:
     kwargs: dict[str, Any] = {}
     if name == "wandb":
-        mode = config.mode
-        if mode is None:
-            has_account = "WANDB_API_KEY" in os.environ or (Path.home() / ".netrc").exists()
-            mode = "online" if has_account else "offline"
-            if mode == "offline":
-                torchrl_logger.info(
-                    "No W&B account found: logging offline. `wandb sync %s` uploads it later.",
-                    directory / "wandb",
-                )
+        mode = config.mode or _wandb_mode(directory)
         kwargs["wandb_kwargs"] = {
             "project": config.project,
             "group": config.group,
@@ -91,8 +120,7 @@ class RunLogger:
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for backend in self.backends:
-            for name, value in values.items():
-                backend.log_scalar(name, value, step=step)
+            backend.log_metrics(dict(values), step=step)
 
     def publish(
         self,

@@ -339,7 +339,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
-    after the round of updates under way and save a checkpoint.
+    after the round of updates under way and save a checkpoint; :func:`read_stop` tells of it.
 
     Args:
         config: The run.
@@ -352,6 +352,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
     """
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
+    (output / "stopped.json").unlink(missing_ok=True)
     run = build_run(config, advisor=advisor)
     (output / "config.json").write_text(json.dumps(asdict(config), indent=2))
     try:
@@ -367,10 +368,32 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
             f"{output} with a lower dreamer.lr."
         ) from error
     else:
+        _note_stop(run.trainer, output)
         summary = _publish(run, output)
     finally:
         run.close()
     return summary
+
+
+def read_stop(output_dir: str | Path) -> dict[str, Any] | None:
+    """Read why the run in a folder ended before its last step.
+
+    Args:
+        output_dir: The run folder.
+
+    Returns:
+        ``step``, ``total_steps`` and ``reason``: the name of a signal, or ``health.stop names``
+        and the check; ``None`` if the run went through.
+    """
+    path = Path(output_dir) / "stopped.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _note_stop(trainer: Trainer, output: Path) -> None:
+    step, total = trainer.collected_frames, trainer.total_frames
+    if step < total:
+        about = {"step": step, "total_steps": total, "reason": trainer._stop_reason}
+        (output / "stopped.json").write_text(json.dumps(about))
 
 
 def _publish(run: Run, output: Path) -> dict[str, float]:

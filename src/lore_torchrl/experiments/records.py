@@ -96,6 +96,8 @@ def read_folder(base: str | Path) -> list[Record]:
 def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None) -> list[Record]:
     """Read the finished runs of a W&B project, whose group names experiment and method.
 
+    A run that was stopped before its last step is finished for W&B, and left out here.
+
     Args:
         project: ``entity/project``.
         runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
@@ -116,15 +118,24 @@ def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None)
     for run in runs(project):
         experiment, separator, method = str(run.group or "").partition(": ")
         if run.state == "finished" and separator:
-            # W&B has a row for each scalar; those of one step belong together.
             rows: dict[int, dict[str, float]] = {}
             for found in run.scan_history():
-                step = int(found["_step"])
-                values = {k: v for k, v in found.items() if isinstance(v, int | float)}
-                rows.setdefault(step, {"step": step}).update(
-                    {name: value for name, value in values.items() if not name.startswith("_")}
-                )
+                values = {
+                    name: value
+                    for name, value in found.items()
+                    if isinstance(value, int | float) and not name.startswith("_")
+                }
+                # W&B's own `_step` counts its rows. TorchRL writes the environment's beside
+                # the values, once for each group of names; figures and tables have none.
+                names = {name for name in values if name.split("/")[-1] == "step"}
+                if names:
+                    step = int(max(values[name] for name in names))
+                    rows.setdefault(step, {"step": step}).update(
+                        {name: value for name, value in values.items() if name not in names}
+                    )
             ordered = [rows[step] for step in sorted(rows)]
+            if not ordered or ordered[-1]["step"] < run.config["total_steps"]:
+                continue
             records.append(
                 Record(
                     experiment,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+#: Exit codes of a run that a signal ended: in the midst of things, or after its round.
+_CUT = {code for s in (signal.SIGINT, signal.SIGTERM) for code in (-s, 128 + s)}
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ def run_jobs(
 ) -> list[str]:
     """Run what is open, each run with one CPU thread.
 
-    A run that was cut off begins anew. What has failed before is named and left, unless
-    ``retry``.
+    A run that was cut off, by Ctrl-C or SIGTERM, is named and begins anew the next time. What
+    has failed before is named and left, unless ``retry``.
 
     Args:
         jobs: The runs.
@@ -119,15 +123,40 @@ def run_jobs(
         retry: Whether to run once more what has failed. Default: ``False``.
 
     Returns:
-        One line for each run that failed, now or before, with the place of its log.
+        One line for each run that failed, now or before, or was cut off, with the place of
+        its log.
+
+    Raises:
+        ValueError: If what is kept in a folder was run with other overrides than asked for.
     """
+    for job in jobs:
+        if job.state == "done" or (job.state == "failed" and not retry):
+            _check_same(job)
     with ThreadPoolExecutor(processes) as pool:
         errors = pool.map(lambda job: _run(job, script, retry), jobs)
         return [error for error in errors if error]
 
 
+def _check_same(job: Job) -> None:
+    about = json.loads((job.folder / "run.json").read_text())
+    before, now = about["overrides"], list(job.overrides)
+    if before != now:
+        gone = [word for word in before if word not in now]
+        new = [word for word in now if word not in before]
+        if not gone and not new:
+            # The same words in another order: of two for one setting the last one counts.
+            gone, new = before, now
+        retry = ", or give retry=true" if job.state == "failed" else ""
+        raise ValueError(
+            f"{job.folder} holds a {job.state} run with other settings: "
+            f"{' '.join(gone) or 'nothing'} there, {' '.join(new) or 'nothing'} asked for. "
+            f"Name another output=, or remove that folder{retry}."
+        )
+
+
 def _run(job: Job, script: Path, retry: bool) -> str | None:
-    failed = f"{job.experiment}, {job.method}, seed {job.seed} failed: {job.folder / 'log.txt'}"
+    name = f"{job.experiment}, {job.method}, seed {job.seed}"
+    failed = f"{name} failed: {job.folder / 'log.txt'}"
     if job.state == "done":
         return None
     if job.state == "failed":
@@ -135,6 +164,9 @@ def _run(job: Job, script: Path, retry: bool) -> str | None:
             return f"{failed} (retry=true runs it again)"
         (job.folder / "failed").unlink()
     job.folder.mkdir(parents=True, exist_ok=True)
+    # Left by the run, if it ended before its last step.
+    stopped = job.folder / "stopped.json"
+    stopped.unlink(missing_ok=True)
     about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
     (job.folder / "run.json").write_text(json.dumps(about, indent=2))
     command = [
@@ -152,6 +184,11 @@ def _run(job: Job, script: Path, retry: bool) -> str | None:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=False,
         ).returncode
+    if code in _CUT:
+        return f"{name} was cut off: {job.folder / 'log.txt'} (the same command begins it anew)"
     facts = {"code": code, "seconds": round(time.time() - began, 1)}
+    if stopped.exists():
+        facts |= json.loads(stopped.read_text())
+        failed += f" ({facts['reason']}, step {facts['step']:,})"
     (job.folder / ("failed" if code else "done")).write_text(json.dumps(facts))
     return failed if code else None

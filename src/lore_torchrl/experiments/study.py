@@ -26,6 +26,9 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     Returns:
         One line for each run that failed, now or before; and the report's page, ``None``
         where nothing is finished.
+
+    Raises:
+        ValueError: If the folder keeps a run of this grid that had other overrides.
     """
     output = Path(config.output).resolve()
     jobs = make_jobs(

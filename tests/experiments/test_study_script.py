@@ -1,0 +1,49 @@
+"""The study's script, as `ablate.py` and as Hydra's launchers start it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Start ``study.py`` with a study of which each cell fails; return the cells begun."""
+    pytest.importorskip("hydra")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import study
+
+    def call(*words: str) -> list[int | None]:
+        begun = []
+
+        def run_study(config, *, script):
+            begun.append(config.cell)
+            return [f"cell {config.cell} failed"], None
+
+        monkeypatch.setattr(study, "run_study", run_study)
+        quiet = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled")
+        folders = (f"hydra.sweep.dir={tmp_path}", f"hydra.run.dir={tmp_path}")
+        monkeypatch.setattr(sys, "argv", ["study.py", *words, *quiet, *folders])
+        with pytest.raises(SystemExit) as ended:
+            study.main()
+        assert ended.value.code not in (0, None)
+        return begun
+
+    return call
+
+
+def test_a_cell_that_fails_does_not_end_the_sweep(start, capsys):
+    assert start("-m", "study=method", "cell=0,1") == [0, 1]
+    assert "cell 0 failed" in capsys.readouterr().err
+
+
+def test_a_study_that_fails_does_not_end_a_sweep_over_studies(start):
+    assert start("-m", "study=method,parts") == [None, None]
+
+
+def test_a_study_that_another_script_starts_ends_with_what_failed(start):
+    assert start("study=method") == [None]
