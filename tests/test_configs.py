@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -212,12 +212,13 @@ def test_the_benchmark_measures_every_part_that_is_off_by_default():
         assert not VARIANTS[name].prior_net.enabled
 
 
-def test_each_letter_adds_one_thing_to_the_one_before():
+@pytest.mark.parametrize("experiment", ["doorkey5x5", "doorkey8x8", "pendulum"])
+def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     from omegaconf import OmegaConf
 
-    a, b, c, d, e, f = (
-        OmegaConf.to_object(compose("experiment=doorkey5x5", f"ablation={name}")).lore
-        for name in "abcdef"
+    lore, a, b, c, d, e, f = (
+        OmegaConf.to_object(compose(f"experiment={experiment}", *words)).lore
+        for words in ([], *([f"ablation={name}"] for name in "abcdef"))
     )
     assert not a.enabled and all(config.enabled for config in (b, c, d, e, f))
 
@@ -233,6 +234,11 @@ def test_each_letter_adds_one_thing_to_the_one_before():
     assert changed(d, e) == {"calls"}
     assert changed(e, f) == {"prior_net"}
     assert b.mixer.max_kl == float("inf") and not b.bandit.enabled and not b.calibration.enabled
+    # What a letter brings is the experiment's own, not that of another experiment.
+    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
+    assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
+    own = replace(lore.calls, cooldown=4, coarse_votes=3, refute=False)
+    assert e.calls == own and f.prior_net == lore.prior_net
 
 
 @pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])
