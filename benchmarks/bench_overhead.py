@@ -8,7 +8,8 @@ Run from the project's root, on an otherwise idle machine::
 Stock and every variant take turns, call by call, in random order, so that all see the same
 machine. Each ratio is the median over rounds of (the variant's median / stock's median
 within the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
-A variant that is named for one part has gate, mixer and actor loss, and that part.
+A variant that is named for one part has gate, mixer and actor loss, and that part; ``everything``
+has each part that can be switched on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
-from lore_torchrl.configs import DreamerConfig, GateConfig, LoReConfig, LossConfig
+from lore_torchrl.configs import (
+    DreamerConfig,
+    GateConfig,
+    LoReConfig,
+    LossConfig,
+    TemperatureConfig,
+)
 from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
 from lore_torchrl.control import EpisodeShare
 from lore_torchrl.dreamer.agent import build_agent
@@ -46,7 +53,9 @@ def _with(**parts: object) -> LoReConfig:
     return LoReConfig(**{**off, **parts})
 
 
-IMAGINATION = LossConfig(beta_imagine_max=0.25, imagine_bonus_weight=0.01)
+IMAGINATION = {"beta_imagine_max": 0.25, "imagine_bonus_weight": 0.01}
+TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1}
+ALIGNED = TemperatureConfig(rate=0.01)
 ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01)
 VARIANTS = {
     "mixing": _with(),
@@ -56,10 +65,15 @@ VARIANTS = {
     "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
     "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
     "adaptive_gate": _with(gate=GateConfig(adapt_rate=0.01)),
-    "imagination": _with(prior_net=PriorNetConfig(), loss=IMAGINATION),
+    "distillation": _with(loss=LossConfig(distillation_weight=TERMS["distillation_weight"])),
+    "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
+    "temperature": _with(temperature=ALIGNED),
+    "imagination": _with(prior_net=PriorNetConfig(), loss=LossConfig(**IMAGINATION)),
     "default": LoReConfig(),
-    "all but imagination": LoReConfig(gate=ALL_GATE),
-    "everything": LoReConfig(gate=ALL_GATE, loss=IMAGINATION),
+    "all but imagination": LoReConfig(gate=ALL_GATE, temperature=ALIGNED, loss=LossConfig(**TERMS)),
+    "everything": LoReConfig(
+        gate=ALL_GATE, temperature=ALIGNED, loss=LossConfig(**TERMS, **IMAGINATION)
+    ),
 }
 # Upper bounds on the ratio to stock.
 TARGETS = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -145,21 +145,80 @@ def ablations() -> list[str]:
     return sorted(path.stem for path in (ROOT / "configs" / "ablation").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", ablations())
-def test_every_ablation_changes_what_it_is_named_for(name):
+# What each ablation that is no letter changes: the first are on by default, the others off.
+PARTS = {
+    "no_bandit": {"bandit.enabled": False},
+    "no_evidence_gate": {"bandit.gated": False},
+    "no_calibration": {"calibration.enabled": False},
+    "no_gated_losses": {"loss.gated": False},
+    "no_projection": {"mixer.max_kl": float("inf")},
+    "no_constraint": {"loss.multiplier_lr": 0.0},
+    "no_prior_net": {"prior_net.enabled": False},
+    "no_votes": {"calls.coarse": False, "calls.coarse_votes": None},
+    "no_refute": {"calls.refute": False},
+    "disagreement": {"gate.disagreement_weight": 0.3},
+    "value_ensemble": {"gate.value_source": "ensemble"},
+    "adaptive_gate": {"gate.disagreement_weight": 0.3, "gate.adapt_rate": 0.01},
+    "temperature": {"temperature.rate": 0.01},
+    "tightening": {"loss.delta": 1.0, "loss.delta_end": 0.1, "loss.delta_steps": 1000},
+    "distillation": {"loss.distillation_weight": 0.3},
+    "bonus": {"loss.bonus_weight": 0.1},
+    "imagination": {"loss.beta_imagine_max": 0.25, "loss.imagine_bonus_weight": 0.01},
+}
+
+
+def settings(*words: str) -> dict[str, object]:
+    """Every setting of ``lore`` by its path."""
     from omegaconf import OmegaConf
 
-    config = OmegaConf.to_object(compose("experiment=doorkey5x5", f"ablation={name}"))
-    assert isinstance(config, configs.TrainConfig)
-    assert config.lore != OmegaConf.to_object(compose("experiment=doorkey5x5")).lore
+    lore = OmegaConf.to_container(compose(*words).lore)
+    return {
+        f"{group}.{name}": value
+        for group, part in lore.items()
+        if isinstance(part, dict)
+        for name, value in part.items()
+    }
 
 
-def test_each_letter_adds_one_thing_to_the_one_before():
+@pytest.mark.parametrize("name", PARTS)
+def test_every_ablation_changes_what_it_is_named_for_and_nothing_else(name):
+    before = settings("experiment=doorkey5x5")
+    after = settings("experiment=doorkey5x5", f"ablation={name}")
+    assert {path: after[path] for path in after if after[path] != before[path]} == PARTS[name]
+
+
+def test_every_ablation_has_its_place_in_a_study():
+    assert set(ablations()) == {*PARTS, *"abcdef"}
+    for study, names in (("parts", PARTS), ("ablation", "abcdef")):
+        methods = compose_study(f"study={study}").methods
+        expected = [[f"ablation={name}"] for name in names]
+        assert sorted(methods.values()) == sorted([[], *expected])
+        assert methods["LoRe"] == []
+
+
+def test_the_benchmark_measures_every_part_that_is_off_by_default():
+    sys.path.append(str(ROOT / "benchmarks"))
+    from bench_overhead import VARIANTS
+
+    most = VARIANTS["everything"]
+    for name in ("prior_weight", "bonus_weight", "distillation_weight", "multiplier_lr"):
+        assert getattr(most.loss, name) > 0, name
+    assert most.loss.beta_imagine_max > 0 and most.loss.imagine_bonus_weight > 0
+    assert most.gate.disagreement_weight > 0 and most.gate.adapt_rate > 0
+    assert most.gate.value_source == "ensemble" and most.temperature.rate > 0
+    assert all(part.enabled for part in (most.prior_net, most.calibration, most.bandit))
+    for name, field_name in (("distillation", "distillation_weight"), ("bonus", "bonus_weight")):
+        assert getattr(VARIANTS[name].loss, field_name) > 0
+        assert not VARIANTS[name].prior_net.enabled
+
+
+@pytest.mark.parametrize("experiment", ["doorkey5x5", "doorkey8x8", "pendulum"])
+def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     from omegaconf import OmegaConf
 
-    a, b, c, d, e, f = (
-        OmegaConf.to_object(compose("experiment=doorkey5x5", f"ablation={name}")).lore
-        for name in "abcdef"
+    lore, a, b, c, d, e, f = (
+        OmegaConf.to_object(compose(f"experiment={experiment}", *words)).lore
+        for words in ([], *([f"ablation={name}"] for name in "abcdef"))
     )
     assert not a.enabled and all(config.enabled for config in (b, c, d, e, f))
 
@@ -175,6 +234,11 @@ def test_each_letter_adds_one_thing_to_the_one_before():
     assert changed(d, e) == {"calls"}
     assert changed(e, f) == {"prior_net"}
     assert b.mixer.max_kl == float("inf") and not b.bandit.enabled and not b.calibration.enabled
+    # What a letter brings is the experiment's own, not that of another experiment.
+    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
+    assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
+    own = replace(lore.calls, cooldown=4, coarse_votes=3, refute=False)
+    assert e.calls == own and f.prior_net == lore.prior_net
 
 
 @pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchrl
 from tensordict import TensorDict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,7 +16,13 @@ sys.path.append(str(ROOT / "tests" / "dreamer"))
 
 from tiny_run import planner, tiny_config  # noqa: E402
 
-from lore_torchrl.configs import CallsConfig, LoggerConfig, LoReConfig  # noqa: E402
+from lore_torchrl.configs import (  # noqa: E402
+    CallsConfig,
+    GateConfig,
+    LoggerConfig,
+    LoReConfig,
+    LossConfig,
+)
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
 from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS  # noqa: E402
@@ -49,7 +56,14 @@ def logged(tmp_path_factory) -> set[str]:
             cooldown=1,
             backoff_episodes=2,
             failure_pause=2,
-        )
+        ),
+        gate=GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01),
+        loss=LossConfig(
+            bonus_weight=0.1,
+            distillation_weight=0.3,
+            beta_imagine_max=0.25,
+            imagine_bonus_weight=0.01,
+        ),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
     folder = tmp_path_factory.mktemp("run")
@@ -79,7 +93,7 @@ def test_the_page_promises_nothing_that_is_never_logged(logged):
     ]
     # These need a failing adviser, another environment, or what this run happens not to see.
     rare = {"advice/error_<kind>"}
-    elsewhere = ("skill/distance", "learner/", "crafter/", "eval/crafter/")
+    elsewhere = ("skill/distance", "crafter/", "eval/crafter/")
     assert {name for name in missing if not name.startswith(elsewhere)} <= rare
 
 
@@ -95,8 +109,26 @@ def test_what_crafter_adds_stands_on_the_page():
         assert len(lines) == 1, name
 
 
-def test_every_line_names_its_unit_and_a_place_in_the_code():
+def test_each_term_and_scalar_of_the_learner_has_a_line_and_a_unit_of_its_own():
+    lines = [line for line in documented() if line[0][0].startswith(("loss/", "learner/", "gate/"))]
+    assert len(lines) > 30
+    for names, unit, _ in lines:
+        assert len(names) == 1 and not re.search(r"[*<]", names[0]), names
+        dimensionless = {"learner/lore_multiplier", "learner/lore_temperature"}
+        assert unit != "–" or names[0] in dimensionless, names
+
+
+def test_every_line_names_a_file_that_holds_what_it_names():
     for names, unit, place in documented():
-        assert unit, names
-        for path in re.findall(r"`([\w./]+)`", place):
-            assert list((ROOT / "src" / "lore_torchrl").glob(f"{path.rstrip('/')}*")), (names, path)
+        paths = re.findall(r"`([\w./]+)`", place)
+        assert unit and paths, names
+        root = ROOT / "src" / "lore_torchrl"
+        if place.startswith("TorchRL"):
+            root = Path(torchrl.__file__).parent
+        texts = [(root / path).read_text() for path in paths]
+        for name in names:
+            # The part before what stands for many; a group is put before it elsewhere.
+            known = re.split(r"[*<]", name)[0]
+            tail = known.split("/")[-1] or known
+            whole = rf"(?<![A-Za-z]){re.escape(tail)}" + r"(?![A-Za-z])" * (known == name)
+            assert any(re.search(whole, text) for text in texts), (name, paths)

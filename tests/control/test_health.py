@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
@@ -91,6 +92,33 @@ def test_calls_that_last_until_late_are_no_burning():
 def test_parameters_that_are_not_finite_are_found_too():
     metrics, findings = monitor().observe(100, {"health/nonfinite_parameters": 3.0})
     assert metrics["health/nonfinite"] == 1.0 and "3 parameters" in findings[0].message
+
+
+def test_imagined_returns_are_compared_with_what_can_be_returned():
+    watch = monitor(patience=1)
+    assert "health/value_overconfidence" not in watch.observe(100, {"learner/return_high": 9.0})[0]
+    # Of an episode that costs 200 the last part may cost nothing.
+    verdicts = [
+        watch.observe(200, {"learner/return_high": high, "train/return": -200.0})
+        for high in (-300.0, 0.0, 0.6)
+    ]
+    assert [metrics["health/value_overconfidence"] for metrics, _ in verdicts] == [0.0, 0.0, 1.0]
+    assert "-200" in verdicts[-1][1][0].message
+    kept = monitor(patience=1)
+    # A checkpoint of before counted from 0.
+    kept.load_state_dict(monitor().state_dict() | {"best_return": 0.0})
+    assert kept.observe(100, {"learner/return_high": 0.6})[0]["health/value_overconfidence"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["entropy_collapse", "no_reward"])
+def test_without_advice_no_message_names_the_adviser(name):
+    row = CASES[name][2]
+    advised, stock = (
+        monitor(patience=1, beta_max=beta_max).observe(10_000, row)[1][0].message
+        for beta_max in (1.0, 0.0)
+    )
+    assert re.search(r"lore\.\w+\.\w+", advised)
+    assert not re.search(r"lore\.\w+\.\w+|advice/|bandit/", stock) and "dreamer." in stock
 
 
 def test_a_row_without_metrics_trips_nothing_and_mends_nothing():

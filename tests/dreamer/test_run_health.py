@@ -47,7 +47,8 @@ def test_a_check_that_may_ends_the_run_with_a_checkpoint_and_a_reason(tmp_path, 
         run, rows = run_through(config)
     assert run.trainer.collected_frames < 2_000
     assert rows[-1]["health/no_reward"] == 1.0
-    assert "no_reward" in caplog.text and "lore.calls.budget" in caplog.text
+    assert "no_reward" in caplog.text and "dreamer.entropy_bonus" in caplog.text
+    assert "lore.calls.budget" not in caplog.text and "bandit/" not in caplog.text
     assert list((tmp_path / "checkpoints").iterdir())
 
 

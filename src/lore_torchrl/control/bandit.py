@@ -74,7 +74,7 @@ class ShareBandit(nn.Module):
             Default: ``0.05``.
         sharing: :math:`\alpha` in ``[0, 1)``; positive to follow a best arm that changes.
             Default: ``0.0``.
-        decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.98``.
+        decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.97``.
         trial_episodes: Advised episodes granted at first, and by each :meth:`grant`, before
             evidence alone decides. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.

@@ -30,7 +30,7 @@ class _Memory:
     streaks: dict[str, int] = field(default_factory=dict)
     tripped: dict[str, bool] = field(default_factory=dict)
     lowest_error: float = math.inf
-    best_return: float = 0.0
+    best_return: float = -math.inf
     rewarded_step: int = 0
     calls: float = 0.0
     failed: float = 0.0
@@ -46,18 +46,21 @@ class HealthMonitor:
     | ``kl_over_delta`` | ``learner/lore_kl`` > ``kl_factor`` :math:`\cdot \delta`, with :math:`\lambda` at its maximum | ``patience`` rows |
     | ``beta_saturated`` | ``lore/beta_mean`` > ``beta_share`` :math:`\cdot \beta_{max}`, hardly varying, once the learner learns | ``patience`` rows |
     | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
-    | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row + ``value_margin`` | ``patience`` rows |
+    | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
     | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` | at once |
     | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows |
     | ``budget_burn`` | no call is left before ``budget_burn_share`` of the run | at once |
     | ``nonfinite`` | a loss, or ``health/nonfinite_parameters``, is not finite or not 0 | at once |
 
-    A row that lacks a check's metrics leaves that check as it was.
+    A row that lacks a check's metrics leaves that check as it was; so does
+    ``value_overconfidence`` until an episode has ended. Where rewards are negative a part of an
+    episode returns more than all of it, at most 0.
 
     Keyword Args:
         num_actions: :math:`A`.
         total_steps: Environment steps of the run.
-        beta_max: The gate's largest weight. Default: ``1.0``.
+        beta_max: The gate's largest weight; ``0`` for a run without advice, whose messages
+            then name no adviser. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
         patience: Rows in a row for which a condition must hold. Default: ``4``.
@@ -167,8 +170,8 @@ class HealthMonitor:
         bad = entropy < least and success < _MASTERY
         return (
             f"The policy's entropy is {entropy:.3f} nats, below {least:.3f}, while {success:.0%} "
-            "of the episodes succeed: it has settled too early. Raise dreamer.entropy_bonus, or "
-            "lower lore.loss.prior_weight." * bad,
+            "of the episodes succeed: it has settled too early. Raise dreamer.entropy_bonus"
+            f"{', or lower lore.loss.prior_weight' if self.beta_max else ''}." * bad,
             self.patience,
         )
 
@@ -215,10 +218,10 @@ class HealthMonitor:
     def _value_overconfidence(self, _step: int, row: Mapping[str, float]) -> tuple[str, int] | None:
         value = row.get("learner/return_high")
         memory = self._memory
-        memory.best_return = max(memory.best_return, row.get("train/return", 0.0))
-        if value is None:
+        memory.best_return = max(memory.best_return, row.get("train/return", -math.inf))
+        if value is None or memory.best_return == -math.inf:
             return None
-        bad = value > memory.best_return + self.value_margin
+        bad = value > max(memory.best_return, 0.0) + self.value_margin
         return (
             f"Imagined returns reach {value:.2f}, and the best episodes returned "
             f"{memory.best_return:.2f}. Raise dreamer.slow_critic_weight, or lower "
@@ -231,10 +234,19 @@ class HealthMonitor:
         if row.get("train/return", 0.0) > 0:
             memory.rewarded_step = step
         bad = step - memory.rewarded_step >= self.no_reward_steps
+        if self.beta_max:
+            hint = (
+                "See in advice/* whether the adviser answers, and raise lore.calls.budget; see in "
+                "bandit/* whether its advice is let through."
+            )
+        else:
+            hint = (
+                "Raise dreamer.entropy_bonus for more exploration, or health.no_reward_steps if "
+                "the task takes that long; lore=default asks an adviser."
+            )
         return (
-            f"No episode has returned anything for {step - memory.rewarded_step:,} steps. See in "
-            "advice/* whether the adviser answers, and raise lore.calls.budget; see in bandit/* "
-            "whether its advice is let through." * bad,
+            f"No episode has returned anything for {step - memory.rewarded_step:,} steps. {hint}"
+            * bad,
             1,
         )
 

@@ -7,6 +7,10 @@ from tensordict import TensorDictBase
 
 from lore_torchrl import keys
 from lore_torchrl.functional_gaussian import gaussian_entropy
+from lore_torchrl.modules import UncertaintyGate
+
+# In the order of the gate's buffer.
+_GATE_WEIGHTS = ("gate/weight_entropy", "gate/weight_value", "gate/weight_disagreement")
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
@@ -34,6 +38,17 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
     if advised:
         values |= _advice_metrics(batch)
     return {name: value.item() for name, value in values.items()}
+
+
+def gate_metrics(gate: UncertaintyGate) -> dict[str, float]:
+    """Return the weights of a gate that adapts them, and nothing of one that holds them.
+
+    Args:
+        gate: Gate of the acting policy.
+    """
+    if not gate.adapt_rate:
+        return {}
+    return dict(zip(_GATE_WEIGHTS, gate.weights.tolist(), strict=True))
 
 
 def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:

@@ -41,7 +41,7 @@ from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
 from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
-from lore_torchrl.dreamer.metrics import policy_metrics
+from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
 from lore_torchrl.dreamer.replay import build_replay, stream_records
 from lore_torchrl.envs.family import EnvFamily, close_env
 from lore_torchrl.objectives import LoReActorLoss
@@ -229,6 +229,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             control.gauges,
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
+            partial(gate_metrics, lore_actor.gate),
         ]
     health = build_health(c, steps, agent)
     if health is not None:
