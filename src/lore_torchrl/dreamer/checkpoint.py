@@ -107,6 +107,15 @@ def find_checkpoint(path: str) -> Path:
     )
 
 
+def run_folder(path: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint belongs to; ``None`` if it is in no run's.
+
+    Args:
+        path: The checkpoint.
+    """
+    return path.parent.parent if path.parent.name == "checkpoints" else None
+
+
 def load_config(path: Path) -> TrainConfig:
     """Return the configuration of the run that wrote a checkpoint.
 

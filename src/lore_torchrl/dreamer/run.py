@@ -33,7 +33,12 @@ from lore_torchrl.dreamer.acting import (
 from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, load_config
+from lore_torchrl.dreamer.checkpoint import (
+    SealedRotation,
+    find_checkpoint,
+    load_config,
+    run_folder,
+)
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
@@ -210,10 +215,17 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         save_trainer_interval=c.checkpoint_interval or steps,
         auto_log_optim_steps=False,
     )
-    resume_step = None
+    resume_step, resume_from = None, None
     if resume is not None:
         resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
-    logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
+        resume_from = run_folder(resume)
+    logger = RunLogger(
+        c.logger,
+        output,
+        run_config=asdict(c),
+        resume_step=resume_step,
+        resume_from=resume_from,
+    )
     gauges = []
     if c.lore.enabled:
         control = AdviceControlHook(
@@ -252,6 +264,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             family.make_describer().actions,
             limit=c.logger.advice_rows,
             resume_step=resume_step,
+            resume_from=resume_from,
         )
         trainer.register_op("batch_process", advice_log)
     replay_hook.register(trainer)
