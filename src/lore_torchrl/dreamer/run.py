@@ -38,6 +38,7 @@ from lore_torchrl.dreamer.checkpoint import (
     find_checkpoint,
     load_config,
     run_folder,
+    set_aside,
 )
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
@@ -219,6 +220,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if resume is not None:
         resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
         resume_from = run_folder(resume)
+    # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
+    for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
+        torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
     logger = RunLogger(
         c.logger,
         output,
