@@ -8,7 +8,7 @@ import torch
 from tiny_run import planner, tiny_config
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
-from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, verify
+from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, set_aside, verify
 from lore_torchrl.dreamer.run import build_run, train
 
 
@@ -81,6 +81,21 @@ def test_where_none_is_whole_it_says_so(saved):
         cut_off(path)
     with pytest.raises(CheckpointError, match="no whole one"):
         find_checkpoint(str(saved[0]))
+
+
+def test_later_ones_are_set_aside_and_neither_found_nor_rotated_with(saved, tmp_path):
+    folder = tmp_path / "checkpoints"
+    rotation = SealedRotation(folder, keep_last=2)
+    abandoned = tmp_path / "abandoned" / saved[0].name
+    for _ in "ab":
+        assert set_aside(folder, after=2) == [abandoned]
+        assert find_checkpoint(str(tmp_path)) == saved[1]
+        assert find_checkpoint(str(abandoned)) == abandoned, "it can still be chosen"
+        again = rotation.save(Checkpoint(facts={"a": 2}), step=3)
+    assert find_checkpoint(str(tmp_path)) == again
+    assert len(set_aside(folder, after=-1)) == 2, "a run that begins anew"
+    assert rotation.save(Checkpoint(facts={"a": 3}), step=1).exists()
+    assert set_aside(tmp_path / "nowhere", after=0) == []
 
 
 def test_a_run_refuses_a_damaged_checkpoint_and_goes_on_from_the_offered_one(tmp_path):

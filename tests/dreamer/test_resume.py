@@ -13,6 +13,7 @@ from tiny_run import planner, tiny_config, untimed
 
 from lore_torchrl.advisors.errors import FatalAdviceError
 from lore_torchrl.configs import EvaluationConfig, LoggerConfig
+from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.run import build_run, train
@@ -191,6 +192,98 @@ def test_parts_that_could_not_be_restored_are_named(finished, part, setting, val
     setattr(getattr(config.lore, part), setting, value)
     with pytest.raises(ValueError, match=f"resume: {named}.* differ"):
         build_run(config, advisor=planner())
+
+
+def logger_config(*backends):
+    return LoggerConfig(backends=list(backends), progress_bar=False, figures=False)
+
+
+def log_steps(folder, steps, *backends, **resume):
+    logger = RunLogger(logger_config(*backends), folder, **resume)
+    for step in steps:
+        logger.log(step, {"train/reward": float(step), "eval/success": 0.5})
+    logger.close()
+
+
+def csv_rows(folder):
+    (file,) = folder.glob("csv/*/scalars/train/reward.csv")
+    return [tuple(map(float, line.split(","))) for line in file.read_text().splitlines()]
+
+
+def tensorboard_steps(folder):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator
+    (place,) = {str(path.parent) for path in folder.rglob("events*")}
+    return [event.step for event in accumulator(place).Reload().Scalars("train/reward")]
+
+
+def carries(folder, steps):
+    assert [row["step"] for row in read_metrics(folder)] == steps
+    assert csv_rows(folder) == [(step, step) for step in steps]
+    assert tensorboard_steps(folder) == steps
+
+
+def test_every_log_goes_on_without_gaps_or_doubles(tmp_path):
+    folder, backends = tmp_path / "run", ("csv", "tensorboard")
+    log_steps(folder, [500, 1000, 1500], *backends)
+    with next(folder.rglob("reward.csv")).open("a") as file:
+        file.write("20")  # Half a line that a kill left.
+    log_steps(folder, [1000, 1500, 2000], *backends, resume_step=500, resume_from=folder)
+    carries(folder, [500, 1000, 1500, 2000])
+    log_steps(folder, [200], *backends)
+    carries(folder, [200])
+
+
+def test_another_folder_gets_the_rows_before_the_checkpoint(tmp_path):
+    backends = ("csv", "tensorboard")
+    log_steps(tmp_path / "first", [500, 1000, 1500], "csv")
+    log_steps(tmp_path / "second", [300, 900], *backends)
+    resume = {"resume_step": 1000, "resume_from": tmp_path / "first"}
+    log_steps(tmp_path / "second", [1200], *backends, **resume)
+    carries(tmp_path / "second", [500, 1000, 1200])
+    assert len(csv_rows(tmp_path / "first")) == 3, "left as it was"
+    # A checkpoint that was copied somewhere else brings no rows.
+    resume["resume_from"] = tmp_path / "nothing"
+    log_steps(tmp_path / "second", [], *backends, **resume)
+    carries(tmp_path / "second", [500, 1000])
+
+
+def test_another_folder_gets_the_advice_before_the_checkpoint(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    lines = [{"step": step, "advice_id": step} for step in (1, 5, 9)]
+    (first / "advice.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    resume = {"resume_step": 5, "resume_from": first}
+    log = AdviceLog(second / "advice.jsonl", None, ["left"], limit=3, **resume)
+    assert read_advice(second) == lines[:2] and log._left == 1
+    AdviceLog(first / "advice.jsonl", None, ["left"], **resume)
+    assert read_advice(first) == lines[:2]
+
+
+def test_a_run_in_another_folder_begins_with_what_came_before(finished, tmp_path):
+    config = finished[0].config
+    config = replace(config, resume=config.output_dir, output_dir=str(tmp_path / "other"))
+    build_run(config, advisor=planner()).close()
+    rows, lines = read_metrics(config.resume), read_advice(config.resume)
+    assert lines and read_metrics(config.output_dir) == rows
+    assert read_advice(config.output_dir) == lines
+
+
+def test_wandb_goes_on_with_the_folders_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = replace(logger_config("wandb"), mode="offline")
+    ids = []
+    first, second = tmp_path / "first", tmp_path / "second"
+    for step, (folder, resume) in enumerate(
+        [(first, {}), (first, {"resume_step": 0}), (second, {"resume_step": 1})]
+    ):
+        logger = RunLogger(config, folder, resume_from=first, **resume)
+        ids.append(logger.backends[0].experiment.id)
+        logger.log(step, {"train/reward": 1.0})
+        logger.close()
+    assert ids[0] == ids[1] != ids[2]
 
 
 def _without(state, name):

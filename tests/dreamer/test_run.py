@@ -17,6 +17,7 @@ from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import CallsConfig, EpsilonConfig, GateConfig, LoggerConfig, LoReConfig
 from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
+from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 
@@ -129,6 +130,10 @@ def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
     run = build_run(replace(config, resume=str(checkpoints[0])), advisor=planner())
     run.close()
     assert max(row["step"] for row in read_metrics(config.output_dir)) <= step
+    assert find_checkpoint(config.output_dir) == checkpoints[0], "what the next resume takes"
+    assert [path.name for path in (tmp_path / "run" / "abandoned").iterdir()] == [
+        path.name for path in checkpoints[1:]
+    ]
 
 
 def test_half_a_line_that_a_kill_left_is_no_row(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from lore_torchrl import keys
+from lore_torchrl.dreamer.logging import earlier_file
 from lore_torchrl.service import AdviceService
 
 #: Columns of the table, and entries of each line.
@@ -46,6 +47,8 @@ class AdviceLog:
         limit: Lines in all. Default: ``2_000``.
         resume_step: Keep the lines of the file up to this step, and go on; ``None`` begins
             anew. Default: ``None``.
+        resume_from: Folder of the run that is resumed, whose lines are kept instead, if it
+            has such a file. Default: ``None``, the file's own folder.
     """
 
     def __init__(
@@ -56,13 +59,15 @@ class AdviceLog:
         *,
         limit: int = 2_000,
         resume_step: int | None = None,
+        resume_from: Path | None = None,
     ) -> None:
         self.path = Path(path)
         self.service = service
         self.actions = tuple(actions)
         kept: list[str] = []
-        if resume_step is not None and self.path.exists():
-            kept = [json.dumps(r) for r in read_advice(self.path) if r["step"] <= resume_step]
+        if resume_step is not None:
+            earlier = read_advice(earlier_file(self.path.resolve(), resume_from))
+            kept = [json.dumps(line) for line in earlier if line["step"] <= resume_step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f"{line}\n" for line in kept))
         self._left = limit - len(kept)

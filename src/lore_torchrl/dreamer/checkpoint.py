@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,42 @@ def find_checkpoint(path: str) -> Path:
         f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
     )
+
+
+def run_folder(path: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint belongs to; ``None`` if it is in no run's.
+
+    Args:
+        path: The checkpoint.
+    """
+    return path.parent.parent if path.parent.name == "checkpoints" else None
+
+
+def set_aside(folder: Path, *, after: int) -> list[Path]:
+    """Move a run's checkpoints later than a step to ``abandoned``, next to their folder.
+
+    A run that goes on from an earlier one would have its own new ones rotated away as the
+    oldest, and the next resume would take one that is no longer the run's past. One of the
+    same step that was abandoned before is replaced.
+
+    Args:
+        folder: The run's checkpoints folder.
+
+    Keyword Args:
+        after: Last step whose checkpoint stays.
+
+    Returns:
+        Where they are now, earliest first.
+    """
+    moved = []
+    for path in CheckpointRotation(folder, keep_last=1).checkpoints():
+        if int(path.name.rsplit("-", 1)[1]) > after:
+            target = folder.parent / "abandoned" / path.name
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                shutil.rmtree(target)
+            moved.append(path.replace(target))
+    return moved
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -15,6 +15,8 @@ from torchrl.record.loggers import Logger, get_logger
 
 from lore_torchrl.configs import LoggerConfig
 
+_WANDB_ID = "wandb_id.txt"
+
 
 def _wandb_mode(directory: Path) -> str:
     """Return what ``WANDB_MODE`` says, else ``online`` where W&B's host has an account here."""
@@ -51,7 +53,9 @@ def _in_netrc(host: str) -> bool:
     return bool(found and found[2])
 
 
-def _build_backend(name: str, config: LoggerConfig, directory: Path, run: dict) -> Logger:
+def _build_backend(
+    name: str, config: LoggerConfig, directory: Path, run: dict, wandb_id: str | None
+) -> Logger:
     kwargs: dict[str, Any] = {}
     if name == "wandb":
         mode = config.mode or _wandb_mode(directory)
@@ -61,6 +65,9 @@ def _build_backend(name: str, config: LoggerConfig, directory: Path, run: dict) 
             "mode": mode,
             "config": run,
             "dir": str(directory),
+            # None is a new run.
+            "id": wandb_id,
+            "resume": "allow",
         }
     try:
         return get_logger(
@@ -81,8 +88,13 @@ class RunLogger:
 
     Keyword Args:
         run_config: Plain form of the run's configuration, for backends that store it.
-        resume_step: Drop rows of ``metrics.jsonl`` after this step before going on, so
-            that a resumed run has neither gaps nor doubles. Default: ``None``.
+        resume_step: Go on after this step, with neither gaps nor doubles: later rows of
+            ``metrics.jsonl`` and of the CSV files are dropped, TensorBoard is told to drop
+            them, and W&B goes on with the folder's run, whose later points stay. ``None``
+            begins anew. Default: ``None``.
+        resume_from: Folder of the run that is resumed. If it is another one than
+            ``directory`` and has rows, all begins anew here, and its rows up to
+            ``resume_step`` are logged first. Default: ``None``, which is ``directory``.
     """
 
     def __init__(
@@ -92,23 +104,33 @@ class RunLogger:
         *,
         run_config: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
+        resume_from: Path | None = None,
     ):
         self.directory = Path(directory).resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
         self.path = self.directory / "metrics.jsonl"
-        kept: list[str] = []
-        if resume_step is not None and self.path.exists():
-            kept = [
-                json.dumps(row) for row in read_metrics(self.path) if row["step"] <= resume_step
-            ]
-        # Replaced in one move: a kill in between leaves the old file or the new one.
-        staged = self.path.with_suffix(".tmp")
-        staged.write_text("".join(f"{line}\n" for line in kept))
-        staged.replace(self.path)
+        rows: list[dict[str, float]] = []
+        source = earlier_file(self.path, resume_from)
+        if resume_step is not None and source.exists():
+            rows = [row for row in read_metrics(source) if row["step"] <= resume_step]
+        goes_on = resume_step is not None and source == self.path
+        last = resume_step if goes_on else -1
+        _rewrite(self.path, [json.dumps(row) for row in rows] if goes_on else [])
+        _cut_csv(self.directory / "csv", last)
+        id_file = self.directory / _WANDB_ID
+        wandb_id = id_file.read_text() if goes_on and id_file.exists() else None
         run = dict(run_config or {})
         self.backends = [
-            _build_backend(name, config, self.directory, run) for name in config.backends
+            _build_backend(name, config, self.directory, run, wandb_id) for name in config.backends
         ]
+        for backend in self.backends:
+            if type(backend).__name__ == "WandbLogger":
+                id_file.write_text(backend.experiment.id)
+            if type(backend).__name__ == "TensorboardLogger":
+                _purge_tensorboard(backend, last + 1)
+        if not goes_on:
+            for row in rows:
+                self.log(row["step"], {name: row[name] for name in row if name != "step"})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row.
@@ -166,6 +188,40 @@ class RunLogger:
         """Flush and close every backend."""
         for backend in self.backends:
             backend.close()
+
+
+def earlier_file(path: Path, resume_from: Path | None) -> Path:
+    """Return the file to take earlier lines from: the resumed run's, or else the run's own.
+
+    Args:
+        path: The run's own file.
+        resume_from: Folder of the run that is resumed, if known.
+    """
+    other = None if resume_from is None else Path(resume_from).resolve() / path.name
+    return path if other is None or not other.exists() else other
+
+
+def _rewrite(path: Path, lines: Sequence[str]) -> None:
+    """Replace a file's lines in one move: a kill leaves the old file or the new one."""
+    staged = path.with_suffix(".tmp")
+    staged.write_text("".join(f"{line}\n" for line in lines))
+    staged.replace(path)
+
+
+def _cut_csv(folder: Path, last: int) -> None:
+    """Drop the lines after a step, which TorchRL would append the new ones to."""
+    for path in folder.glob("*/scalars/**/*.csv"):
+        # A kill may leave half a line at the end.
+        lines = path.read_text().split("\n")[:-1]
+        _rewrite(path, [line for line in lines if int(line.split(",")[0]) <= last])
+
+
+def _purge_tensorboard(backend: Logger, step: int) -> None:
+    """Mark a restart, at which TensorBoard drops earlier files' events from a step on."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
+    backend.experiment.file_writer.add_event(start)
 
 
 def _plain(value: Any) -> Any:

@@ -33,7 +33,13 @@ from lore_torchrl.dreamer.acting import (
 from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, load_config
+from lore_torchrl.dreamer.checkpoint import (
+    SealedRotation,
+    find_checkpoint,
+    load_config,
+    run_folder,
+    set_aside,
+)
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
@@ -210,10 +216,20 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         save_trainer_interval=c.checkpoint_interval or steps,
         auto_log_optim_steps=False,
     )
-    resume_step = None
+    resume_step, resume_from = None, None
     if resume is not None:
         resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
-    logger = RunLogger(c.logger, output, run_config=asdict(c), resume_step=resume_step)
+        resume_from = run_folder(resume)
+    # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
+    for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
+        torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
+    logger = RunLogger(
+        c.logger,
+        output,
+        run_config=asdict(c),
+        resume_step=resume_step,
+        resume_from=resume_from,
+    )
     gauges = []
     if c.lore.enabled:
         control = AdviceControlHook(
@@ -253,6 +269,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             family.make_describer().actions,
             limit=c.logger.advice_rows,
             resume_step=resume_step,
+            resume_from=resume_from,
         )
         trainer.register_op("batch_process", advice_log)
     replay_hook.register(trainer)
