@@ -76,6 +76,16 @@ def test_rows_with_advice_wait_for_none():
     assert len(late) == 1
 
 
+def test_an_answer_takes_the_place_of_the_advice_that_stood_in_for_it():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [-4, 4, -5], mask=[True, True, True])
+    assert len(late) == 2
+    assert late.apply(replay, [(4, advice(2)), (5, None)]) == 1
+    assert stored(replay, 0) == ([2, 0, 0], [True, True, True])
+    assert replay[0][:]["next", keys.ADVICE_ID].flatten().tolist() == [4, 4, -5]
+    assert late.stats() == {"late_rows": 1, "late_rows_missed": 1, "late_rows_waiting": 0}
+
+
 def test_a_slot_written_anew_is_left_alone():
     replay, late = make_replay(capacity=3, members=1), LateAdvice()
     store(late, replay, [5, 5, 0])

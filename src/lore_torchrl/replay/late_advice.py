@@ -18,12 +18,31 @@ from lore_torchrl.advisors.base import Advice
 _Place = tuple[int, int, int]
 
 
+def is_open(advice_id: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return which rows wait for the answer to a question, boolean, ``[*B]``.
+
+    Those that have a question and no advice, and those whose question is negative: other
+    advice stands in until their own comes.
+
+    Args:
+        advice_id: Number of each row's question, 0 for none, int64 ``[*B]``.
+        mask: Whether each row has advice, boolean ``[*B]``.
+
+    Examples:
+        >>> mask = torch.tensor([False, False, True, True])
+        >>> is_open(torch.tensor([0, 7, 7, -7]), mask)
+        tensor([False,  True, False,  True])
+    """
+    return (advice_id < 0) | ((advice_id > 0) & ~mask)
+
+
 class LateAdvice:
     r"""Remembers where the rows of open questions are stored, and writes their answers there.
 
-    A row waits if its ``("next", "llm_advice_id")`` is above 0 and its mask is ``False``.
-    Its answer replaces logits, confidence and mask under ``"next"`` unless the slot has
-    been written anew since, which its generation tells
+    A row waits if its ``("next", "llm_advice_id")`` is above 0 and its mask is ``False``, or
+    below 0, where other advice stands in. Its answer replaces logits, confidence and mask
+    under ``"next"``, and makes the number positive, unless the slot has been written anew
+    since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
 
     An answer may come before its row: collection and storage are a batch apart. So the
@@ -107,14 +126,13 @@ class LateAdvice:
                 ``index_generation``, each ``[N]``.
         """
         ids = records.get(self.advice_id_key).reshape(-1)
-        open_rows = (ids > 0) & ~records.get(self.mask_key).reshape(-1)
-        rows = open_rows.nonzero().squeeze(-1)
+        rows = is_open(ids, records.get(self.mask_key).reshape(-1)).nonzero().squeeze(-1)
         if not rows.numel():
             return
         places = torch.stack(
             [where.get(name)[rows] for name in ("buffer_ids", "index", "index_generation")], 1
         )
-        for advice_id, place in zip(ids[rows].tolist(), places.tolist(), strict=True):
+        for advice_id, place in zip(ids[rows].abs().tolist(), places.tolist(), strict=True):
             self._waiting.setdefault(advice_id, []).append(tuple(place))
         self._rows += rows.numel()
         while self._rows > self.max_rows and self._waiting:
@@ -138,6 +156,7 @@ class LateAdvice:
         """
         self._answers.update(late)
         places: list[_Place] = []
+        ids: list[int] = []
         advices: list[Advice] = []
         for advice_id in [known for known in self._waiting if known in self._answers]:
             waiting = self._waiting.pop(advice_id)
@@ -147,16 +166,21 @@ class LateAdvice:
                 self.missed += len(waiting)
             else:
                 places += waiting
+                ids += [advice_id] * len(waiting)
                 advices += [advice] * len(waiting)
         while len(self._answers) > self.max_answers:
             self._answers.popitem(last=False)
-        written = self._write(replay, places, advices) if places else 0
+        written = self._write(replay, places, ids, advices) if places else 0
         self.written += written
         self.missed += len(places) - written
         return written
 
     def _write(
-        self, replay: ReplayBufferEnsemble, places: list[_Place], advices: list[Advice]
+        self,
+        replay: ReplayBufferEnsemble,
+        places: list[_Place],
+        ids: list[int],
+        advices: list[Advice],
     ) -> int:
         logits = torch.tensor([advice.logits for advice in advices], dtype=torch.float32)
         confidence = torch.tensor([[advice.confidence] for advice in advices])
@@ -172,6 +196,7 @@ class LateAdvice:
                 self.prior_logits_key: logits[usable],
                 self.confidence_key: confidence[usable],
                 self.mask_key: torch.ones(len(index), 1, dtype=torch.bool),
+                self.advice_id_key: torch.tensor(ids)[usable].unsqueeze(-1),
             },
         )
         return int(result.updated.sum())
