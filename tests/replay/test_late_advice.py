@@ -13,6 +13,7 @@ from torchrl.data import (
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.replay import LateAdvice
+from lore_torchrl.replay.late_advice import OpenQuestions
 
 N_ACTIONS = 3
 
@@ -129,6 +130,19 @@ def test_memory_is_bounded():
     late.apply(replay, [(number, advice(number)) for number in range(1, 100)])
     assert len(late) == 0 and len(late._answers) == 2
     assert sum(stored(replay, 0)[1]) == 4
+
+
+def test_questions_whose_answer_never_comes_are_forgotten():
+    questions = OpenQuestions()
+    ids = torch.arange(1, 3_001).reshape(1, -1, 1)
+    batch = {keys.ADVICE_ID: ids, keys.MASK: torch.zeros_like(ids, dtype=torch.bool)}
+    questions.note(TensorDict(batch, ids.shape[:2]), lambda number, env, time: (number, time))
+    assert len(questions) == 1_024
+    assert questions.take([(number, advice(0)) for number in range(4_000, 9_000)]) == []
+    assert len(questions._answers) == 1_024
+    assert [told for told, _ in questions.take([(1, advice(0)), (3_000, advice(0))])] == [
+        (3_000, 2_999)
+    ]
 
 
 def test_counters_are_restored_and_nothing_waits():

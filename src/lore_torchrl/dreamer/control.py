@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import EpisodeShare
 from lore_torchrl.modules import PriorNet
+from lore_torchrl.replay.late_advice import OpenQuestions
 
 # Mean KL(mixed policy, policy) below which advice had no say in a stretch, nats.
 _LEAST_KL = 0.01
@@ -26,8 +28,8 @@ class AdviceControlHook(TrainerHookBase):
 
     The bandit gets the finished stretches, each with the reward that fell in it. PriorNet's
     calibrator gets the rows whose answer was bought at that very step: what the network
-    said there, it said without having seen the answer. Advice that comes late, in async
-    mode, is not among them.
+    said there, it said without having seen the answer. Where answers come late, in async
+    mode, it is kept until they do.
 
     Args:
         share: What holds the bandit's arms, or ``None``. Needs ``step_count``.
@@ -61,6 +63,8 @@ class AdviceControlHook(TrainerHookBase):
         self._next_trial = _FIRST_RETRIAL
         self.device = torch.device(device)
         self._running: torch.Tensor | None = None
+        # Confidence and preferred action of PriorNet where a question was asked.
+        self._open = OpenQuestions()
         # Steps at which PriorNet's advice stood in for a call.
         self.served = torch.zeros((), dtype=torch.long)
 
@@ -116,6 +120,27 @@ class AdviceControlHook(TrainerHookBase):
         self.prior_net.calibrator.update(
             *(value.to(self.device) for value in (confidence, right, fresh))
         )
+        self._open.note(
+            batch, lambda _, env, time: (confidence[env, time].item(), said[env, time].item())
+        )
+
+    def late(self, answers: Iterable[tuple[int, Advice | None]]) -> None:
+        """Show PriorNet's calibrator the answers that came after their steps.
+
+        Args:
+            answers: By question, as from
+                :meth:`~lore_torchrl.service.AdviceService.take_late`.
+        """
+        if self.prior_net is None or self.prior_net.calibrator is None:
+            return
+        taken = self._open.take(answers)
+        if not taken:
+            return
+        confidence = torch.tensor([[sure] for (sure, _), _ in taken], device=self.device)
+        said = torch.tensor([action for (_, action), _ in taken])
+        preferred = torch.tensor([advice.logits for _, advice in taken]).argmax(-1)
+        right = (said == preferred).to(confidence).unsqueeze(-1)
+        self.prior_net.calibrator.update(confidence, right, torch.ones_like(right))
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers for the log."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torchrl.data import ReplayBufferEnsemble
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
+
+# Questions whose rows, and answers whose rows, are waited for at most.
+_MAX_OPEN = 1_024
 
 # Where a row was written: buffer, slot in it, and the slot's generation.
 _Place = tuple[int, int, int]
@@ -34,6 +37,71 @@ def is_open(advice_id: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         tensor([False,  True, False,  True])
     """
     return (advice_id < 0) | ((advice_id > 0) & ~mask)
+
+
+class OpenQuestions:
+    """Keeps what is told of the row that asked each question until its answer comes.
+
+    Rows that share a question are told of once, by the first. Questions are numbered in
+    the order in which they are asked, so a number not above those of earlier batches is no
+    new one. An answer may come before its row.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> ids = torch.tensor([[[0], [7], [7]]])
+        >>> batch = TensorDict({"llm_advice_id": ids, "llm_mask": torch.zeros_like(ids).bool()})
+        >>> questions = OpenQuestions()
+        >>> questions.note(batch, lambda advice_id, env, time: f"{advice_id} at {time}")
+        >>> questions.take([(7, Advice(logits=(0.0, 3.0)))])
+        [('7 at 1', Advice(logits=(0.0, 3.0), confidence=1.0))]
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._waiting: OrderedDict[int, Any] = OrderedDict()
+        self._answers: OrderedDict[int, Advice | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def note(self, batch: TensorDictBase, tell: Callable[[int, int, int], Any]) -> None:
+        """Take note of the rows that have asked.
+
+        Args:
+            batch: Collector batch ``[E, T]``.
+            tell: From a question's number, environment and time to what is to be kept.
+        """
+        ids, mask = (batch.get(key).squeeze(-1).cpu() for key in (keys.ADVICE_ID, keys.MASK))
+        new: dict[int, Any] = {}
+        for time, env in is_open(ids, mask).t().nonzero().tolist():
+            advice_id = abs(int(ids[env, time]))
+            if advice_id > self._last and advice_id not in new:
+                new[advice_id] = tell(advice_id, env, time)
+        self._waiting.update(new)
+        self._last = max(new, default=self._last)
+        _drop_oldest(self._waiting)
+
+    def take(self, late: Iterable[tuple[int, Advice | None]]) -> list[tuple[Any, Advice]]:
+        """Return what was kept of the questions that are answered now, with their answers.
+
+        Args:
+            late: As for :meth:`LateAdvice.apply`. Numbers beyond float32 are no answer.
+        """
+        self._answers.update(late)
+        taken = []
+        for advice_id in [known for known in self._waiting if known in self._answers]:
+            told, advice = self._waiting.pop(advice_id), self._answers[advice_id]
+            if advice is not None and torch.tensor(advice.logits).isfinite().all():
+                taken.append((told, advice))
+        for advice_id in [known for known in self._answers if known <= self._last]:
+            del self._answers[advice_id]
+        _drop_oldest(self._answers)
+        return taken
+
+
+def _drop_oldest(values: OrderedDict[int, Any]) -> None:
+    while len(values) > _MAX_OPEN:
+        values.popitem(last=False)
 
 
 class LateAdvice:
