@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -203,3 +205,19 @@ def test_the_count_survives_a_checkpoint():
     other = AdviceControlHook(None, PriorNet(6, ACTIONS))
     other.load_state_dict(control.state_dict())
     assert other.gauges() == control.gauges() == {"prior_net/served": 1.0}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_error_of_the_adviser_is_its_own(kept):
+    calibrator = ConfidenceCalibrator(num_groups=2)
+    claim, group = torch.full((4, 1), 0.9), torch.tensor([[0], [0], [1], [1]])
+    outcome = torch.tensor([[0.4], [0.6], [0.9], [0.9]])
+    calibrator.update(claim, outcome, torch.ones(4, 1), group)
+    loss = SimpleNamespace(outcomes=SimpleNamespace(calibrator=calibrator if kept else None))
+    trainer = SimpleNamespace(
+        loss_module=loss, register_op=lambda *_: None, register_module=lambda *_: None
+    )
+    control = AdviceControlHook(None, None)
+    control.register(trainer)
+    expected = {"advice/ece": pytest.approx(0.4, abs=1e-6)} if kept else {}
+    assert control.gauges() == expected

@@ -13,7 +13,7 @@ from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.control import EpisodeShare
+from lore_torchrl.control import ConfidenceCalibrator, EpisodeShare
 from lore_torchrl.modules import PriorNet
 from lore_torchrl.replay.late_advice import OpenQuestions
 
@@ -63,6 +63,7 @@ class AdviceControlHook(TrainerHookBase):
         self._next_trial = _FIRST_RETRIAL
         self.device = torch.device(device)
         self._running: torch.Tensor | None = None
+        self._calibrator: ConfidenceCalibrator | None = None
         # Confidence and preferred action of PriorNet where a question was asked.
         self._open = OpenQuestions()
         # Steps at which PriorNet's advice stood in for a call.
@@ -153,6 +154,8 @@ class AdviceControlHook(TrainerHookBase):
             if self.prior_net.calibrator is not None:
                 error = self.prior_net.calibrator.expected_calibration_error()
                 values["prior_net/ece"] = error.item()
+        if self._calibrator is not None:
+            values["advice/ece"] = _adviser_error(self._calibrator)
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,6 +168,17 @@ class AdviceControlHook(TrainerHookBase):
         self._next_trial = state_dict["next_trial"]
 
     def register(self, trainer: Trainer, name: str = "advice_control") -> None:
-        """Attach to the trainer's batch slot."""
+        """Attach to the trainer's batch slot; the loss measures the adviser's confidence."""
+        outcomes = getattr(trainer.loss_module, "outcomes", None)
+        self._calibrator = None if outcomes is None else outcomes.calibrator
         trainer.register_op("batch_process", self)
         trainer.register_module(name, self)
+
+
+def _adviser_error(calibrator: ConfidenceCalibrator) -> float:
+    """Return the expected calibration error of the adviser alone, 0 without data."""
+    wins, counts, claims = (
+        sums[keys.ADVISER_GROUP] for sums in (calibrator.wins, calibrator.counts, calibrator.claims)
+    )
+    tiny = torch.finfo(counts.dtype).tiny
+    return ((wins - claims).abs().sum() / counts.sum().clamp_min(tiny)).item()
