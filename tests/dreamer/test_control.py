@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import ConfidenceCalibrator, EpisodeShare, ShareBandit
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.modules import PriorNet
@@ -174,9 +177,47 @@ def test_only_fresh_answers_calibrate_the_network():
     assert control.gauges()["prior_net/ece"] == pytest.approx(0.45, abs=1e-5)
 
 
+def test_late_answers_calibrate_the_network_by_what_it_had_said():
+    calibrator = ConfidenceCalibrator(prior_strength=1.0, decay=1.0)
+    control = AdviceControlHook(None, PriorNet(6, ACTIONS, calibrator=calibrator))
+    asked = advice_batch([False] * 6, fresh=[False] * 6)
+    # 3 is asked about while other advice stands in, 4 twice; 5 is lost.
+    asked[keys.ADVICE_ID] = torch.tensor([2, -3, 4, 4, 5, 0]).reshape(1, 6, 1)
+    asked[keys.MASK] = (asked[keys.ADVICE_ID] < 0) | (asked[keys.ADVICE_ID] == 0)
+    asked[keys.PRIOR_NET_CONFIDENCE][0, 1] = 0.35
+    control(asked)
+    assert calibrator.counts.sum() == 0
+    # The network said action 0: right of 2 and 4, wrong of 3. Row 6 has not come yet.
+    answers = [(number, Advice(logits=(3.0, 0.0, 0.0))) for number in (2, 4, 6)]
+    control.late([*answers, (3, Advice(logits=(0.0, 3.0, 0.0))), (5, None)])
+    assert calibrator.counts[0, [3, 9]].tolist() == [1.0, 2.0] and calibrator.counts.sum() == 3
+    assert calibrator.wins[0, [3, 9]].tolist() == [0.0, 2.0]
+    asked[keys.ADVICE_ID] = torch.tensor([4, 6, 0, 0, 0, 0]).reshape(1, 6, 1)
+    asked[keys.MASK] = torch.zeros(1, 6, 1, dtype=torch.bool)
+    control(asked)
+    control.late([])
+    assert calibrator.counts.sum() == 4 and len(control._open) == 0
+
+
 def test_the_count_survives_a_checkpoint():
     control = AdviceControlHook(None, PriorNet(6, ACTIONS))
     control(advice_batch([True, True], fresh=[False, False]))
     other = AdviceControlHook(None, PriorNet(6, ACTIONS))
     other.load_state_dict(control.state_dict())
     assert other.gauges() == control.gauges() == {"prior_net/served": 1.0}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_error_of_the_adviser_is_its_own(kept):
+    calibrator = ConfidenceCalibrator(num_groups=2)
+    claim, group = torch.full((4, 1), 0.9), torch.tensor([[0], [0], [1], [1]])
+    outcome = torch.tensor([[0.4], [0.6], [0.9], [0.9]])
+    calibrator.update(claim, outcome, torch.ones(4, 1), group)
+    loss = SimpleNamespace(outcomes=SimpleNamespace(calibrator=calibrator if kept else None))
+    trainer = SimpleNamespace(
+        loss_module=loss, register_op=lambda *_: None, register_module=lambda *_: None
+    )
+    control = AdviceControlHook(None, None)
+    control.register(trainer)
+    expected = {"advice/ece": pytest.approx(0.4, abs=1e-6)} if kept else {}
+    assert control.gauges() == expected

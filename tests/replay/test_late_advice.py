@@ -13,6 +13,7 @@ from torchrl.data import (
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.replay import LateAdvice
+from lore_torchrl.replay.late_advice import OpenQuestions
 
 N_ACTIONS = 3
 
@@ -76,6 +77,16 @@ def test_rows_with_advice_wait_for_none():
     assert len(late) == 1
 
 
+def test_an_answer_takes_the_place_of_the_advice_that_stood_in_for_it():
+    replay, late = make_replay(), LateAdvice()
+    store(late, replay, [-4, 4, -5], mask=[True, True, True])
+    assert len(late) == 2
+    assert late.apply(replay, [(4, advice(2)), (5, None)]) == 1
+    assert stored(replay, 0) == ([2, 0, 0], [True, True, True])
+    assert replay[0][:]["next", keys.ADVICE_ID].flatten().tolist() == [4, 4, -5]
+    assert late.stats() == {"late_rows": 1, "late_rows_missed": 1, "late_rows_waiting": 0}
+
+
 def test_a_slot_written_anew_is_left_alone():
     replay, late = make_replay(capacity=3, members=1), LateAdvice()
     store(late, replay, [5, 5, 0])
@@ -119,6 +130,19 @@ def test_memory_is_bounded():
     late.apply(replay, [(number, advice(number)) for number in range(1, 100)])
     assert len(late) == 0 and len(late._answers) == 2
     assert sum(stored(replay, 0)[1]) == 4
+
+
+def test_questions_whose_answer_never_comes_are_forgotten():
+    questions = OpenQuestions()
+    ids = torch.arange(1, 3_001).reshape(1, -1, 1)
+    batch = {keys.ADVICE_ID: ids, keys.MASK: torch.zeros_like(ids, dtype=torch.bool)}
+    questions.note(TensorDict(batch, ids.shape[:2]), lambda number, env, time: (number, time))
+    assert len(questions) == 1_024
+    assert questions.take([(number, advice(0)) for number in range(4_000, 9_000)]) == []
+    assert len(questions._answers) == 1_024
+    assert [told for told, _ in questions.take([(1, advice(0)), (3_000, advice(0))])] == [
+        (3_000, 2_999)
+    ]
 
 
 def test_counters_are_restored_and_nothing_waits():

@@ -18,7 +18,7 @@ from torchrl.envs import SerialEnv, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from lore_torchrl.replay import LateAdvice
-from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
+from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy
 from lore_torchrl.service.triggers import TDErrorSpike
 from lore_torchrl.transforms import AdviceTransform
 
@@ -63,7 +63,7 @@ def make_replay(capacity):
 
 def store(replay, late, rollout):
     records = rollout.select("next").reshape(-1)
-    records["env_index"] = torch.arange(2).repeat_interleave(rollout.shape[1])
+    records["env_index"] = torch.arange(len(rollout)).repeat_interleave(rollout.shape[1])
     late.note(records, replay.extend(records))
 
 
@@ -183,6 +183,31 @@ def test_neighbours_share_advice_by_their_coarse_key():
         assert sorted(service.advisor.asked) == [0, 101]
         assert service.stats()["cache_near_hits"] > 0
     assert rollout["llm_mask"][0].all()
+
+
+def test_advice_of_the_class_is_no_answer_to_the_question_asked_meanwhile(held):
+    held.let.set()
+    replay, late = make_replay(10), LateAdvice()
+    cache = AdviceCache(votes=2, vote_visits=2)
+    with AdviceService(held, budget=CallBudget(2), cache=cache, mode="async") as service:
+        env = make_env(service, lengths=(9,), describer=Coarse(), require_key=None, coarse=True)
+        env.reset()
+        service.drain(30.0)
+        service.take_late()
+        held.let.clear()
+        rollout = env.rollout(3, Act())
+        # At the second visit the class is worth another answer, and its first serves till then.
+        assert rollout["llm_advice_id"].flatten().tolist() == [0, -2, 0]
+        first = logits_of(torch.zeros(3, 1))
+        torch.testing.assert_close(rollout["llm_prior_logits"][0], first)
+        store(replay, late, rollout)
+        held.let.set()
+        service.drain(30.0)
+        assert late.apply(replay, service.take_late()) == 1
+    stored = replay[0][:]["next"]
+    assert stored["llm_advice_id"].flatten().tolist() == [2, 0, 0] and stored["llm_mask"].all()
+    torch.testing.assert_close(stored["llm_prior_logits"][0], logits_of(torch.ones(1)))
+    torch.testing.assert_close(stored["llm_prior_logits"][1:], first[1:])
 
 
 def test_the_policy_hears_of_episodes():

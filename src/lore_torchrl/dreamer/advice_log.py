@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from tensordict import TensorDictBase
 
 from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.dreamer.logging import earlier_file
+from lore_torchrl.replay.late_advice import OpenQuestions
 from lore_torchrl.service import AdviceService
 
 #: Columns of the table, and entries of each line.
@@ -27,16 +29,18 @@ COLUMNS = (
     "mix",
     "beta",
     "action",
+    "late",
 )
 
 
 class AdviceLog:
-    """Write a line of JSON for each answer at the step that it was bought for.
+    """Write a line of JSON for each answer, about the step that it was bought for.
 
     ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
     continuous, the latter two are the Gaussian's location and scale (before its tanh), and
-    ``action`` is its numbers. Late answers, in async mode, come after their step and have no
-    line.
+    ``action`` is its numbers. In async mode a ``late`` answer came after its step, which acted
+    without it, or on other advice that stood in; its line is written when it comes, so that
+    lines are not in the order of their steps.
 
     Args:
         path: The file.
@@ -70,25 +74,55 @@ class AdviceLog:
             kept = [json.dumps(line) for line in earlier if line["step"] <= resume_step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f"{line}\n" for line in kept))
-        self._left = limit - len(kept)
+        self._left = max(0, limit - len(kept))
         self._step = resume_step or 0
+        self._open = OpenQuestions()
 
     def __call__(self, batch: TensorDictBase) -> None:
         """Take note of a collector batch ``[E, T]``."""
         fresh = (batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)).squeeze(-1).cpu()
-        lines = []
-        for env, time in fresh.nonzero().tolist()[: self._left]:
-            row = batch[env, time]
-            step = self._step + time * fresh.shape[0] + env + 1
-            lines.append(json.dumps(self._line(row, step, env)) + "\n")
-        self._left -= len(lines)
+        num_envs, start = fresh.shape[0], self._step
+
+        def line(advice_id: int, env: int, time: int) -> dict[str, Any]:
+            return self._line(batch[env, time], advice_id, start + time * num_envs + env + 1, env)
+
+        self._write(
+            [
+                line(int(batch.get(keys.ADVICE_ID)[env, time]), env, time)
+                for env, time in fresh.nonzero().tolist()[: self._left]
+            ]
+        )
         self._step += fresh.numel()
+        if self._left:
+            self._open.note(batch, line)
+
+    def late(self, answers: Iterable[tuple[int, Advice | None]]) -> None:
+        """Write the lines of answers that came after their steps.
+
+        Args:
+            answers: By question, as from
+                :meth:`~lore_torchrl.service.AdviceService.take_late`.
+        """
+        if not self._left:
+            return
+        lines = []
+        for line, advice in self._open.take(answers):
+            given = {
+                "prior": self._probs(torch.tensor(advice.logits)),
+                "confidence": round(advice.confidence, 4),
+                "late": True,
+            }
+            lines.append(line | given)
+        self._write(lines[: self._left])
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        self._left -= len(lines)
         if lines:
             with self.path.open("a") as file:
-                file.writelines(sorted(lines, key=lambda line: json.loads(line)["step"]))
+                ordered = sorted(lines, key=lambda line: line["step"])
+                file.writelines(json.dumps(line) + "\n" for line in ordered)
 
-    def _line(self, row: TensorDictBase, step: int, env: int) -> dict[str, Any]:
-        advice_id = int(row.get(keys.ADVICE_ID))
+    def _line(self, row: TensorDictBase, advice_id: int, step: int, env: int) -> dict[str, Any]:
         request = self.service.question(advice_id)
         advisor = self.service.advisor
         advisor = getattr(advisor, "advisor", advisor)  # of a recording
@@ -105,6 +139,7 @@ class AdviceLog:
             **self._policies(row),
             "beta": round(float(row.get(keys.BETA)), 4),
             "action": self._action(row),
+            "late": False,
         }
 
     def _policies(self, row: TensorDictBase) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
-from lore_torchrl.control import EpisodeShare
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.control import ConfidenceCalibrator, EpisodeShare
 from lore_torchrl.modules import PriorNet
+from lore_torchrl.replay.late_advice import OpenQuestions
 
 # Mean KL(mixed policy, policy) below which advice had no say in a stretch, nats.
 _LEAST_KL = 0.01
@@ -26,8 +28,8 @@ class AdviceControlHook(TrainerHookBase):
 
     The bandit gets the finished stretches, each with the reward that fell in it. PriorNet's
     calibrator gets the rows whose answer was bought at that very step: what the network
-    said there, it said without having seen the answer. Advice that comes late, in async
-    mode, is not among them.
+    said there, it said without having seen the answer. Where answers come late, in async
+    mode, it is kept until they do.
 
     Args:
         share: What holds the bandit's arms, or ``None``. Needs ``step_count``.
@@ -61,6 +63,9 @@ class AdviceControlHook(TrainerHookBase):
         self._next_trial = _FIRST_RETRIAL
         self.device = torch.device(device)
         self._running: torch.Tensor | None = None
+        self._calibrator: ConfidenceCalibrator | None = None
+        # Confidence and preferred action of PriorNet where a question was asked.
+        self._open = OpenQuestions()
         # Steps at which PriorNet's advice stood in for a call.
         self.served = torch.zeros((), dtype=torch.long)
 
@@ -116,6 +121,27 @@ class AdviceControlHook(TrainerHookBase):
         self.prior_net.calibrator.update(
             *(value.to(self.device) for value in (confidence, right, fresh))
         )
+        self._open.note(
+            batch, lambda _, env, time: (confidence[env, time].item(), said[env, time].item())
+        )
+
+    def late(self, answers: Iterable[tuple[int, Advice | None]]) -> None:
+        """Show PriorNet's calibrator the answers that came after their steps.
+
+        Args:
+            answers: By question, as from
+                :meth:`~lore_torchrl.service.AdviceService.take_late`.
+        """
+        if self.prior_net is None or self.prior_net.calibrator is None:
+            return
+        taken = self._open.take(answers)
+        if not taken:
+            return
+        confidence = torch.tensor([[sure] for (sure, _), _ in taken], device=self.device)
+        said = torch.tensor([action for (_, action), _ in taken])
+        preferred = torch.tensor([advice.logits for _, advice in taken]).argmax(-1)
+        right = (said == preferred).to(confidence).unsqueeze(-1)
+        self.prior_net.calibrator.update(confidence, right, torch.ones_like(right))
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers for the log."""
@@ -128,6 +154,8 @@ class AdviceControlHook(TrainerHookBase):
             if self.prior_net.calibrator is not None:
                 error = self.prior_net.calibrator.expected_calibration_error()
                 values["prior_net/ece"] = error.item()
+        if self._calibrator is not None:
+            values["advice/ece"] = _adviser_error(self._calibrator)
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +168,17 @@ class AdviceControlHook(TrainerHookBase):
         self._next_trial = state_dict["next_trial"]
 
     def register(self, trainer: Trainer, name: str = "advice_control") -> None:
-        """Attach to the trainer's batch slot."""
+        """Attach to the trainer's batch slot; the loss measures the adviser's confidence."""
+        outcomes = getattr(trainer.loss_module, "outcomes", None)
+        self._calibrator = None if outcomes is None else outcomes.calibrator
         trainer.register_op("batch_process", self)
         trainer.register_module(name, self)
+
+
+def _adviser_error(calibrator: ConfidenceCalibrator) -> float:
+    """Return the expected calibration error of the adviser alone, 0 without data."""
+    wins, counts, claims = (
+        sums[keys.ADVISER_GROUP] for sums in (calibrator.wins, calibrator.counts, calibrator.claims)
+    )
+    tiny = torch.finfo(counts.dtype).tiny
+    return ((wins - claims).abs().sum() / counts.sum().clamp_min(tiny)).item()

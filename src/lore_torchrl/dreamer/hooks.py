@@ -45,6 +45,11 @@ class DreamerReplayHook(TrainerHookBase):
         take_late: Returns the late answers, such as
             :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
 
+    Attributes:
+        listeners: Called with the late answers too, such as
+            :meth:`~lore_torchrl.dreamer.advice_log.AdviceLog.late`. They must have seen the
+            batch before this hook.
+
     Raises:
         ValueError: If only one of ``late`` and ``take_late`` is given.
     """
@@ -67,6 +72,7 @@ class DreamerReplayHook(TrainerHookBase):
         self.replay = replay
         self.late = late
         self.take_late = take_late
+        self.listeners: list[Callable[[Sequence[tuple[int, Advice | None]]], None]] = []
         self.batch_size = batch_size
         self.seq_len = seq_len
         self.schedule = DreamerV3UpdateRatio(replay_ratio / (batch_size * seq_len))
@@ -87,7 +93,10 @@ class DreamerReplayHook(TrainerHookBase):
 
     def write_late(self) -> None:
         """Write the advice that has come since the last time into the rows that wait for it."""
-        self.late.apply(self.replay, self.take_late())
+        answers = list(self.take_late())
+        self.late.apply(self.replay, answers)
+        for listener in self.listeners:
+            listener(answers)
 
     def start(self) -> None:
         """Count the updates owed for the steps collected so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,16 +14,103 @@ from torchrl.data import ReplayBufferEnsemble
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 
+# Questions whose rows, and answers whose rows, are waited for at most.
+_MAX_OPEN = 1_024
+
 # Where a row was written: buffer, slot in it, and the slot's generation.
 _Place = tuple[int, int, int]
+
+
+def is_open(advice_id: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return which rows wait for the answer to a question, boolean, ``[*B]``.
+
+    Those that have a question and no advice, and those whose question is negative: other
+    advice stands in until their own comes.
+
+    Args:
+        advice_id: Number of each row's question, 0 for none, int64 ``[*B]``.
+        mask: Whether each row has advice, boolean ``[*B]``.
+
+    Examples:
+        >>> mask = torch.tensor([False, False, True, True])
+        >>> is_open(torch.tensor([0, 7, 7, -7]), mask)
+        tensor([False,  True, False,  True])
+    """
+    return (advice_id < 0) | ((advice_id > 0) & ~mask)
+
+
+class OpenQuestions:
+    """Keeps what is told of the row that asked each question until its answer comes.
+
+    Rows that share a question are told of once, by the first. Questions are numbered in
+    the order in which they are asked, so a number not above those of earlier batches is no
+    new one. An answer may come before its row.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> ids = torch.tensor([[[0], [7], [7]]])
+        >>> batch = TensorDict({"llm_advice_id": ids, "llm_mask": torch.zeros_like(ids).bool()})
+        >>> questions = OpenQuestions()
+        >>> questions.note(batch, lambda advice_id, env, time: f"{advice_id} at {time}")
+        >>> questions.take([(7, Advice(logits=(0.0, 3.0)))])
+        [('7 at 1', Advice(logits=(0.0, 3.0), confidence=1.0))]
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._waiting: OrderedDict[int, Any] = OrderedDict()
+        self._answers: OrderedDict[int, Advice | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def note(self, batch: TensorDictBase, tell: Callable[[int, int, int], Any]) -> None:
+        """Take note of the rows that have asked.
+
+        Args:
+            batch: Collector batch ``[E, T]``.
+            tell: From a question's number, environment and time to what is to be kept.
+        """
+        ids, mask = (batch.get(key).squeeze(-1).cpu() for key in (keys.ADVICE_ID, keys.MASK))
+        new: dict[int, Any] = {}
+        for time, env in is_open(ids, mask).t().nonzero().tolist():
+            advice_id = abs(int(ids[env, time]))
+            if advice_id > self._last and advice_id not in new:
+                new[advice_id] = tell(advice_id, env, time)
+        self._waiting.update(new)
+        self._last = max(new, default=self._last)
+        _drop_oldest(self._waiting)
+
+    def take(self, late: Iterable[tuple[int, Advice | None]]) -> list[tuple[Any, Advice]]:
+        """Return what was kept of the questions that are answered now, with their answers.
+
+        Args:
+            late: As for :meth:`LateAdvice.apply`. Numbers beyond float32 are no answer.
+        """
+        self._answers.update(late)
+        taken = []
+        for advice_id in [known for known in self._waiting if known in self._answers]:
+            told, advice = self._waiting.pop(advice_id), self._answers[advice_id]
+            if advice is not None and torch.tensor(advice.logits).isfinite().all():
+                taken.append((told, advice))
+        for advice_id in [known for known in self._answers if known <= self._last]:
+            del self._answers[advice_id]
+        _drop_oldest(self._answers)
+        return taken
+
+
+def _drop_oldest(values: OrderedDict[int, Any]) -> None:
+    while len(values) > _MAX_OPEN:
+        values.popitem(last=False)
 
 
 class LateAdvice:
     r"""Remembers where the rows of open questions are stored, and writes their answers there.
 
-    A row waits if its ``("next", "llm_advice_id")`` is above 0 and its mask is ``False``.
-    Its answer replaces logits, confidence and mask under ``"next"`` unless the slot has
-    been written anew since, which its generation tells
+    A row waits if its ``("next", "llm_advice_id")`` is above 0 and its mask is ``False``, or
+    below 0, where other advice stands in. Its answer replaces logits, confidence and mask
+    under ``"next"``, and makes the number positive, unless the slot has been written anew
+    since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
 
     An answer may come before its row: collection and storage are a batch apart. So the
@@ -107,14 +194,13 @@ class LateAdvice:
                 ``index_generation``, each ``[N]``.
         """
         ids = records.get(self.advice_id_key).reshape(-1)
-        open_rows = (ids > 0) & ~records.get(self.mask_key).reshape(-1)
-        rows = open_rows.nonzero().squeeze(-1)
+        rows = is_open(ids, records.get(self.mask_key).reshape(-1)).nonzero().squeeze(-1)
         if not rows.numel():
             return
         places = torch.stack(
             [where.get(name)[rows] for name in ("buffer_ids", "index", "index_generation")], 1
         )
-        for advice_id, place in zip(ids[rows].tolist(), places.tolist(), strict=True):
+        for advice_id, place in zip(ids[rows].abs().tolist(), places.tolist(), strict=True):
             self._waiting.setdefault(advice_id, []).append(tuple(place))
         self._rows += rows.numel()
         while self._rows > self.max_rows and self._waiting:
@@ -138,6 +224,7 @@ class LateAdvice:
         """
         self._answers.update(late)
         places: list[_Place] = []
+        ids: list[int] = []
         advices: list[Advice] = []
         for advice_id in [known for known in self._waiting if known in self._answers]:
             waiting = self._waiting.pop(advice_id)
@@ -147,16 +234,21 @@ class LateAdvice:
                 self.missed += len(waiting)
             else:
                 places += waiting
+                ids += [advice_id] * len(waiting)
                 advices += [advice] * len(waiting)
         while len(self._answers) > self.max_answers:
             self._answers.popitem(last=False)
-        written = self._write(replay, places, advices) if places else 0
+        written = self._write(replay, places, ids, advices) if places else 0
         self.written += written
         self.missed += len(places) - written
         return written
 
     def _write(
-        self, replay: ReplayBufferEnsemble, places: list[_Place], advices: list[Advice]
+        self,
+        replay: ReplayBufferEnsemble,
+        places: list[_Place],
+        ids: list[int],
+        advices: list[Advice],
     ) -> int:
         logits = torch.tensor([advice.logits for advice in advices], dtype=torch.float32)
         confidence = torch.tensor([[advice.confidence] for advice in advices])
@@ -172,6 +264,7 @@ class LateAdvice:
                 self.prior_logits_key: logits[usable],
                 self.confidence_key: confidence[usable],
                 self.mask_key: torch.ones(len(index), 1, dtype=torch.bool),
+                self.advice_id_key: torch.tensor(ids)[usable].unsqueeze(-1),
             },
         )
         return int(result.updated.sum())

@@ -44,7 +44,9 @@ class AdviceTransform(Transform):
 
     With a service in async mode no step waits: the row goes on with mask ``False``, and
     ``llm_advice_id`` names the question whose answer will belong to it, 0 for none. Rows
-    in a situation that is being asked about share that question.
+    in a situation that is being asked about share that question. A row that has earlier
+    advice, such as its class's, keeps it until its own answer comes: then the mask is
+    ``True`` and the number has a minus sign.
     :class:`~lore_torchrl.replay.LateAdvice` brings the answer to the rows in replay.
 
     Nothing is spent until a policy acts that can use advice: a step whose tensordict
@@ -73,7 +75,8 @@ class AdviceTransform(Transform):
             Default: ``"llm_confidence"``.
         mask_key: Entry for the mask, ``[*B, 1]`` bool. Default: ``"llm_mask"``.
         advice_id_key: Entry for the number of the question that a row's advice comes or
-            will come from, ``[*B, 1]`` int64. Default: ``"llm_advice_id"``.
+            will come from, ``[*B, 1]`` int64, below 0 while other advice stands in.
+            Default: ``"llm_advice_id"``.
         beta_key: Weight of the advice at the step acted on, one number a row. It stands
             for the weight at the next observation, which is not known yet; 1 where there
             is none. Default: ``"lore_beta"``.

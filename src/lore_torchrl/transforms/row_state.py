@@ -90,7 +90,8 @@ class RowState:
         """Note a reply; return whether the row has advice, or will have it."""
         advice_id, advice = reply
         if advice is None:
-            self.advice_id[row] = advice_id
+            # Other advice stands in until this comes: it must not pass for the answer.
+            self.advice_id[row] = -advice_id if self.mask[row] else advice_id
             return advice_id > 0
         # A cache restored from another action set is no reason to stop the run.
         if len(advice.logits) != self.logits.shape[1]:

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.dreamer.advice_log import COLUMNS, AdviceLog, read_advice
+from lore_torchrl.dreamer.hooks import DreamerReplayHook
+from lore_torchrl.dreamer.replay import build_replay
+from lore_torchrl.replay import LateAdvice
+
+ACTIONS = ("left", "right", "forward")
+
+
+def make_log(path, **settings) -> AdviceLog:
+    service = SimpleNamespace(
+        advisor=None, question=lambda number: AdviceRequest(f"room {number}", ACTIONS, str(number))
+    )
+    return AdviceLog(path, service, ACTIONS, **settings)
+
+
+def batch(ids: list[list[int]], mask: list[list[bool]]) -> TensorDict:
+    """Steps ``[E, T]`` with the numbers of their questions; the action tells the time."""
+    ids, mask = torch.tensor(ids).unsqueeze(-1), torch.tensor(mask).unsqueeze(-1)
+    logits = torch.zeros(*ids.shape[:2], len(ACTIONS))
+    action = torch.eye(len(ACTIONS)).expand(ids.shape[0], -1, -1)
+    advice = {keys.ADVICE_ID: ids, keys.MASK: mask, keys.PRIOR_LOGITS: logits}
+    numbers = {keys.CONFIDENCE: mask.float(), keys.BETA: mask.float()}
+    policy = {"logits": logits, keys.MIX_LOGITS: logits, "action": action}
+    return TensorDict({**advice, **numbers, **policy}, ids.shape[:2])
+
+
+def test_a_late_answer_has_a_line_about_the_step_that_asked(tmp_path):
+    log = make_log(tmp_path / "advice.jsonl")
+    # Question 2 is asked in both environments, 1 came in time, 3 while other advice stands in.
+    log(batch([[1, 2, 0], [0, 2, -3]], [[True, False, True], [False, False, True]]))
+    assert [line["advice_id"] for line in read_advice(tmp_path)] == [1]
+    log.late([(3, Advice(logits=(0.0, 0.0, 9.0), confidence=0.5))])
+    log(batch([[2, 4, 0], [5, 0, 0]], [[False] * 3, [False] * 3]))
+    log.late([(2, Advice(logits=(0.0, 9.0, 0.0))), (4, None), (5, Advice((1e300, 0.0, 0.0)))])
+    log.late([])
+    lines = read_advice(tmp_path)
+    seen = [(line["advice_id"], line["step"], line["environment"]) for line in lines]
+    assert seen == [(1, 1, 0), (3, 6, 1), (2, 3, 0)]
+    assert [line["late"] for line in lines] == [False, True, True]
+    assert [line["action"] for line in lines] == ["left", "forward", "right"]
+    assert lines[1]["prior"]["forward"] > 0.99 and lines[1]["confidence"] == 0.5
+    assert lines[2]["prior"]["right"] > 0.99 and lines[2]["observation"] == "room 2"
+    assert all(tuple(line) == COLUMNS for line in lines)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_late_lines_count_towards_the_limit(tmp_path, limit):
+    log = make_log(tmp_path / "advice.jsonl", limit=limit)
+    log(batch([[1, 2, 3]], [[False] * 3]))
+    log.late([(number, Advice(logits=(0.0, 0.0, 1.0))) for number in (1, 2, 3)])
+    assert len(read_advice(tmp_path)) == limit
+
+
+def test_the_replay_hook_hands_on_what_it_takes(tmp_path):
+    log = make_log(tmp_path / "advice.jsonl")
+    hook = DreamerReplayHook(
+        build_replay(num_envs=1, buffer_size=20, batch_size=2, seq_len=4),
+        batch_size=2,
+        seq_len=4,
+        replay_ratio=1.0,
+        learning_starts=0,
+        late=LateAdvice(),
+        # Handed out once: whoever wants it too must be told.
+        take_late=iter([[(1, Advice(logits=(0.0, 0.0, 1.0)))], []]).__next__,
+    )
+    hook.listeners.append(log.late)
+    hook.write_late()
+    log(batch([[1, 0, 0]], [[False] * 3]))
+    hook.write_late()
+    assert [line["advice_id"] for line in read_advice(tmp_path)] == [1]
