@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
@@ -315,3 +316,37 @@ def test_a_bad_command_line_ends_before_training(tmp_path):
 def test_an_experiment_has_the_last_word_over_the_root():
     assert compose("experiment=doorkey6x6").total_steps == 20_000
     assert compose("experiment=doorkey6x6", "total_steps=64").total_steps == 64
+
+
+def test_pages_name_settings_that_exist():
+    groups = {"dreamer": configs.DreamerConfig, "health": configs.HealthConfig}
+    groups |= {f"lore.{part.name}": part.default_factory for part in fields(configs.LoReConfig)}
+    groups["advisor"] = configs.ChatAdvisorConfig
+    found = 0
+    for name in ("troubleshooting", "servers", "concepts/calls"):
+        text = (ROOT / "docs" / f"{name}.md").read_text()
+        pattern = r"`(lore\.\w+|dreamer|health|advisor)\.(\w+)"
+        for group, setting in re.findall(pattern, text):
+            found += 1
+            known = {part.name for part in fields(groups[group])}
+            assert setting in known, f"{name}: {group}.{setting}"
+    assert found > 40
+
+
+def test_the_worked_cost_adds_up_and_is_the_advisers_formula():
+    from lore_torchrl.advisors.chat import ChatAdvisor
+
+    text = (ROOT / "docs" / "servers.md").read_text()
+    number = r"([\d.]+)"
+    line = rf"{number} \* \({number} \* {number} \+ {number} \* {number}\) / 1e6 = {number}"
+    calls, read, price_in, written, price_out, said = map(float, re.search(line, text).groups())
+    adviser = ChatAdvisor(
+        "model",
+        base_url="http://localhost:1/v1",
+        prompt_price=price_in,
+        completion_price=price_out,
+    )
+    tokens = {"prompt_tokens": int(read), "completion_tokens": int(written)}
+    usage = adviser._usage({"usage": tokens})
+    assert calls * usage.cost == pytest.approx(said)
+    assert calls == compose("experiment=doorkey8x8").lore.calls.budget

@@ -3,9 +3,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+from lore_torchrl.advisors.errors import (
+    AuthenticationError,
+    DeadlineError,
+    QuotaError,
+    RateLimitedError,
+)
 from lore_torchrl.control import HealthMonitor
 
 # For each check: its settings, a row that is well, and one that is not.
@@ -155,3 +162,12 @@ def test_what_was_seen_survives_a_checkpoint():
     ill = CASES["model_error"][2] | CASES["entropy_collapse"][2]
     assert other.observe(400, ill) == one.observe(400, ill)
     assert other.state_dict() == one.state_dict()
+
+
+def test_every_check_and_kind_of_failure_has_an_entry_in_the_documentation():
+    page = Path(__file__).resolve().parents[2].joinpath("docs", "troubleshooting.md").read_text()
+    for name in CASES:
+        assert f"\n**`{name}`: " in page, name
+    assert set(monitor(multiplier_max=1.0)._checks()) == set(CASES)
+    for error in (DeadlineError, RateLimitedError, QuotaError, AuthenticationError):
+        assert f"`{error.kind}`" in page, error
