@@ -10,6 +10,7 @@ import torch
 from tiny_run import planner, tiny_config
 
 from lore_torchrl.configs import CallsConfig, LoReConfig
+from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 
@@ -57,6 +58,12 @@ def test_a_run_ends_within_its_budget_and_late_answers_reach_replay(tmp_path):
     assert last(rows, "advice/late_rows") > 0
     assert last(rows, "advice/error_ConnectionError") > 0
     assert last(rows, "advice/latency_p50_s") > 0
+    # An answer for a terminal or a last observation is bought for no step.
+    lines = read_advice(config.output_dir)
+    assert 0.8 * stats["answered"] <= len(lines) <= stats["answered"]
+    assert sum(line["late"] for line in lines) > 0
+    calibrator = run.learner.loss.actor_loss.prior_net.calibrator
+    assert calibrator.counts.sum() > 0.7 * stats["answered"]
     for records in stored:
         late = (records["llm_advice_id"] > 0) & records["llm_mask"]
         assert late.any()

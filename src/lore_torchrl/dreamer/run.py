@@ -241,6 +241,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             device=device,
         )
         control.register(trainer)
+        replay_hook.listeners.append(control.late)
         gauges = [
             control.gauges,
             partial(advice_gauge, service, late),
@@ -272,6 +273,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             resume_from=resume_from,
         )
         trainer.register_op("batch_process", advice_log)
+        replay_hook.listeners.append(advice_log.late)
     replay_hook.register(trainer)
     if late is not None:
         drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)
