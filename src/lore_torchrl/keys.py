@@ -9,7 +9,7 @@ number of actions.
 | :data:`PRIOR_LOGITS` | ``[*B, A]`` | float32 | advice as raw logits, zeros where there is none |
 | :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the adviser's own confidence, 0 to 1 |
 | :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
-| :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | question whose answer it is or will be, 0 for none; negative where other advice stands in |
+| :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | its question, 0: none; negative: other advice serves |
 | :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
 | :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
