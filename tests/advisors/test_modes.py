@@ -36,6 +36,8 @@ def test_llamacpp_is_held_to_the_letters_with_its_samplers_off():
     assert math.exp(advice.logits[0]) == pytest.approx(0.75)
     assert advice.confidence == 1.0
     assert body["grammar"] == 'root ::= "A" | "B" | "C"'
+    # What fits the grammar by chance is not sampled under it: the bias leaves the letters alone.
+    assert body["logit_bias"] == [["A", 100.0], ["B", 100.0], ["C", 100.0]]
     assert body["post_sampling_probs"] is True
     assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (1.0, 0, 1.0, 0.0)
     assert body["max_tokens"] == 1

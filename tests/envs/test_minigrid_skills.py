@@ -1,4 +1,3 @@
-import time
 from functools import partial
 
 import pytest
@@ -161,15 +160,3 @@ def test_summary():
 def test_summary_leaves_out_what_has_no_case():
     summary = summarize_skills(make(2).rollout(3))
     assert "skill/pickup_key_rate" not in summary and "skill/has_key_ratio" in summary
-
-
-def test_a_vector_step_costs_less_than_a_millisecond():
-    td = make(4).rollout(1)[:, 0]
-    transform = MiniGridSkills()
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(20):
-            transform._step(td, td["next"])
-        best = min(best, (time.perf_counter() - start) / 20)
-    assert best < 1e-3

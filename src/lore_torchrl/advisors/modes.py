@@ -17,6 +17,9 @@ from lore_torchrl.advisors.parsing import LABELS, Preference, logits_of, parse_a
 from lore_torchrl.advisors.prompting import PromptTemplate
 from lore_torchrl.advisors.wire import Choice, data_url, read_choices, read_text
 
+# Added to the letters' logits, the same for all: what is not a letter has no share left.
+_BIAS = 100.0
+
 
 def _chat_body(
     settings: ChatSettings, template: PromptTemplate, request: AdviceRequest, max_tokens: int
@@ -56,7 +59,10 @@ class LogprobsMode:
     that the model put on the letters together: low where it wanted to write something
     else. llama.cpp is held to the letters by a grammar, which makes the confidence 1; it
     gives probabilities after the grammar only with ``post_sampling_probs``, and unless its
-    samplers are off they are not the model's.
+    samplers are off they are not the model's. A token that fits the grammar by chance it
+    takes without applying it, so that the probabilities are those of all tokens: hence the
+    letters' ``logit_bias``, which leaves nothing for the others and the letters' shares as
+    they are.
     """
 
     settings: ChatSettings
@@ -70,6 +76,7 @@ class LogprobsMode:
         if self.settings.server == "llamacpp":
             body |= {
                 "grammar": "root ::= " + " | ".join(f'"{label}"' for label in labels),
+                "logit_bias": [[label, _BIAS] for label in labels],
                 "post_sampling_probs": True,
                 **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
             }
