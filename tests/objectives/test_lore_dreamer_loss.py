@@ -94,13 +94,13 @@ class TestAlignment:
     def test_posterior_at_t_has_seen_the_observation_under_next_at_t(self):
         loss = tiny_learner(lore_config()).loss
         sample = tiny_sample()
+        # Of a posterior only samples are returned, and few differ: draw several.
+        drawn = [forward(loss, sample, seed)["replay_context", "state"] for seed in range(20)]
         for t in range(TIME):
             changed = sample.clone()
             changed["next", "observation"][:, t] *= -1
             same = torch.ones(BATCH, TIME, dtype=torch.bool)
-            # Of a posterior only samples are returned, and few differ: draw several.
-            for seed in range(20):
-                before = forward(loss, sample, seed)["replay_context", "state"]
+            for seed, before in enumerate(drawn):
                 after = forward(loss, changed, seed)["replay_context", "state"]
                 same &= (before == after).all(-1)
             assert same[:, :t].all() and not same[:, t].any()
