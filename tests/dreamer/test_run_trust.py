@@ -108,7 +108,7 @@ def test_the_bandit_decides_what_acts(tmp_path):
 
 def test_calls_dry_up(tmp_path):
     """Situations share answers, so calls end long before the budget does."""
-    config = tiny_config(tmp_path / "run", total_steps=1280)
+    config = tiny_config(tmp_path / "run", total_steps=2048)
     config = replace(
         config,
         dreamer=replace(config.dreamer, replay_ratio=0.5),

@@ -68,6 +68,7 @@ def test_specs_hold_and_the_batch_carries_the_entries():
 def test_works_in_parallel_workers():
     env = ParallelEnv(2, [partial(make_worker, 0), partial(make_worker, 1)])
     try:
+        check_env_specs(env)
         td = env.rollout(200, break_when_any_done=False)
         assert_running(td)
     finally:
