@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lore_torchrl.advisors import scripted
-from lore_torchrl.advisors.base import AdviceRequest, Advisor
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.errors import NotFiniteError
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 
 REQUEST = AdviceRequest("text", ("a", "b", "c", "d"), "key")
@@ -101,3 +102,10 @@ def test_imports_no_torch():
     lines = Path(scripted.__file__).read_text().splitlines()
     imports = [line for line in lines if line.lstrip().startswith(("import ", "from "))]
     assert imports and not any("torch" in line.replace("lore_torchrl", "") for line in imports)
+
+
+@pytest.mark.parametrize("logit", [float("nan"), float("-inf"), 1e300, -1.1e30])
+def test_advice_that_float32_does_not_hold_is_refused(logit):
+    with pytest.raises(NotFiniteError, match="finite, 1e\\+30 at most"):
+        Advice((0.0, logit))
+    assert Advice((0.0, -1e30)).logits[1] == -1e30

@@ -41,7 +41,7 @@ def test_a_late_answer_has_a_line_about_the_step_that_asked(tmp_path):
     assert [line["advice_id"] for line in read_advice(tmp_path)] == [1]
     log.late([(3, Advice(logits=(0.0, 0.0, 9.0), confidence=0.5))])
     log(batch([[2, 4, 0], [5, 0, 0]], [[False] * 3, [False] * 3]))
-    log.late([(2, Advice(logits=(0.0, 9.0, 0.0))), (4, None), (5, Advice((1e300, 0.0, 0.0)))])
+    log.late([(2, Advice(logits=(0.0, 9.0, 0.0))), (4, None), (5, None)])
     log.late([])
     lines = read_advice(tmp_path)
     seen = [(line["advice_id"], line["step"], line["environment"]) for line in lines]

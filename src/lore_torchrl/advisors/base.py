@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from lore_torchrl.advisors.errors import AdviceError, MalformedError, NotFiniteError, Usage
+
+_LARGEST_LOGIT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,15 @@ class Advice:
     """One answer: a preference over the actions and how sure the adviser is.
 
     Args:
-        logits: One finite number for each action, unnormalised, in the request's order.
+        logits: One finite number for each action, unnormalised, in the request's order; at
+            most 1e30 in size, which float32 still holds when it is weighed and tempered.
         confidence: The adviser's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
         raw: The answer as it came, for recordings and for people. Default: empty.
 
     Raises:
-        AdviceError: If a logit is not a finite number, there are none, or the
-            confidence lies outside 0 to 1.
+        AdviceError: If a logit is not such a number, there are none, or the confidence
+            lies outside 0 to 1.
 
     Examples:
         >>> Advice(logits=(0.0, 3.0), confidence=0.5).confidence
@@ -63,8 +65,10 @@ class Advice:
     def __post_init__(self) -> None:
         if not self.logits:
             raise MalformedError("Advice needs at least one logit.")
-        if not all(math.isfinite(value) for value in self.logits):
-            raise NotFiniteError(f"Advice logits must be finite, got {self.logits}.")
+        if not all(abs(value) <= _LARGEST_LOGIT for value in self.logits):
+            raise NotFiniteError(
+                f"Advice logits must be finite, {_LARGEST_LOGIT:g} at most, got {self.logits}."
+            )
         if not 0.0 <= self.confidence <= 1.0:
             raise MalformedError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
 

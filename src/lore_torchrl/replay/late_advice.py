@@ -85,13 +85,13 @@ class OpenQuestions:
         """Return what was kept of the questions that are answered now, with their answers.
 
         Args:
-            late: As for :meth:`LateAdvice.apply`. Numbers beyond float32 are no answer.
+            late: As for :meth:`LateAdvice.apply`.
         """
         self._answers.update(late)
         taken = []
         for advice_id in [known for known in self._waiting if known in self._answers]:
             told, advice = self._waiting.pop(advice_id), self._answers[advice_id]
-            if advice is not None and torch.tensor(advice.logits).isfinite().all():
+            if advice is not None:
                 taken.append((told, advice))
         for advice_id in [known for known in self._answers if known <= self._last]:
             del self._answers[advice_id]
@@ -252,19 +252,15 @@ class LateAdvice:
     ) -> int:
         logits = torch.tensor([advice.logits for advice in advices], dtype=torch.float32)
         confidence = torch.tensor([[advice.confidence] for advice in advices])
-        # A number of the adviser may be finite and yet beyond float32.
-        usable = logits.isfinite().all(-1)
-        if not usable.any():
-            return 0
-        buffer_ids, index, generation = torch.tensor(places)[usable].unbind(1)
+        buffer_ids, index, generation = torch.tensor(places).unbind(1)
         result = replay.update_if_present(
             index=TensorDict({"buffer_ids": buffer_ids, "index": index}, [len(index)]),
             generation=generation,
             patch={
-                self.prior_logits_key: logits[usable],
-                self.confidence_key: confidence[usable],
+                self.prior_logits_key: logits,
+                self.confidence_key: confidence,
                 self.mask_key: torch.ones(len(index), 1, dtype=torch.bool),
-                self.advice_id_key: torch.tensor(ids)[usable].unsqueeze(-1),
+                self.advice_id_key: torch.tensor(ids).unsqueeze(-1),
             },
         )
         return int(result.updated.sum())

@@ -97,10 +97,6 @@ class RowState:
         if len(advice.logits) != self.logits.shape[1]:
             return False
         self.logits[row] = advice.logits
-        # An adviser's number may be finite and yet beyond float32.
-        if not np.isfinite(self.logits[row]).all():
-            self.logits[row] = 0.0
-            return False
         self.confidence[row] = advice.confidence
         self.mask[row] = True
         self.advice_id[row] = advice_id
