@@ -174,6 +174,12 @@ class TestTrust:
 
 def test_without_data_the_error_is_zero():
     assert ConfidenceCalibrator().expected_calibration_error() == 0
+    two = ConfidenceCalibrator(num_groups=2)
+    claim, row = torch.full((4, 1), 0.9), torch.ones(4, 1)
+    two.update(claim, torch.zeros(4, 1), row, torch.tensor([[0], [0], [1], [1]]))
+    two.update(claim, row, row, torch.ones(4, 1, dtype=torch.long))
+    assert two.expected_calibration_error(0).item() == pytest.approx(0.9)
+    assert two.expected_calibration_error(1) < two.expected_calibration_error() < 0.9
 
 
 def test_state_dict_goes_on_as_before():

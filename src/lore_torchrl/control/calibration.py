@@ -190,14 +190,18 @@ class ConfidenceCalibrator(nn.Module):
         wins, counts = self.wins.view(-1)[slot], self.counts.view(-1)[slot]
         return prior + (wins - counts * prior) / (counts + self.prior_strength)
 
-    def expected_calibration_error(self) -> Tensor:
+    def expected_calibration_error(self, group: int | None = None) -> Tensor:
         r"""Return :math:`\sum_k \frac{N_k}{N} |W_k / N_k - C_k / N_k|`, a scalar.
 
-        Of the claims, over the bins of all groups; zero without data.
+        Of the claims, over the bins; zero without data.
+
+        Args:
+            group: Whose claims. Default: ``None``, those of all groups.
         """
-        error = (self.wins - self.claims).abs().sum()
+        rows = slice(None) if group is None else group
+        error = (self.wins[rows] - self.claims[rows]).abs().sum()
         # Small sums are data too, once they have decayed.
-        return error / self.counts.sum().clamp_min(torch.finfo(error.dtype).tiny)
+        return error / self.counts[rows].sum().clamp_min(torch.finfo(error.dtype).tiny)
 
 
 def _same_shape(**values: Tensor | None) -> None:

@@ -155,7 +155,8 @@ class AdviceControlHook(TrainerHookBase):
                 error = self.prior_net.calibrator.expected_calibration_error()
                 values["prior_net/ece"] = error.item()
         if self._calibrator is not None:
-            values["advice/ece"] = _adviser_error(self._calibrator)
+            error = self._calibrator.expected_calibration_error(keys.ADVISER_GROUP)
+            values["advice/ece"] = error.item()
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,12 +174,3 @@ class AdviceControlHook(TrainerHookBase):
         self._calibrator = None if outcomes is None else outcomes.calibrator
         trainer.register_op("batch_process", self)
         trainer.register_module(name, self)
-
-
-def _adviser_error(calibrator: ConfidenceCalibrator) -> float:
-    """Return the expected calibration error of the adviser alone, 0 without data."""
-    wins, counts, claims = (
-        sums[keys.ADVISER_GROUP] for sums in (calibrator.wins, calibrator.counts, calibrator.claims)
-    )
-    tiny = torch.finfo(counts.dtype).tiny
-    return ((wins - claims).abs().sum() / counts.sum().clamp_min(tiny)).item()
