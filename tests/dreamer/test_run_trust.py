@@ -9,10 +9,13 @@ import pytest
 import torch
 from tiny_run import planner, tiny_config
 
-from lore_torchrl.configs import GateConfig, LoReConfig, LossConfig
+from lore_torchrl.advisors.flawed import TurningAdvisor
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.configs import CallsConfig, EnvConfig, GateConfig, LoReConfig, LossConfig
 from lore_torchrl.configs.trust import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
+from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
 EVERYTHING = LoReConfig(
     gate=GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.1),
@@ -122,3 +125,43 @@ def test_calls_dry_up(tmp_path):
     peak, rest = max(per_row), per_row[-len(per_row) // 4 :]
     assert calls[-1] < 200, "the budget is not what ends them"
     assert sum(rest) / len(rest) < peak / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_good_adviser_that_turns(tmp_path, seed):
+    """Trust is gone within 50 advised episodes of the turn, most of beta within 60."""
+    # Answers live for 64 steps: longer, and the cache would hide the turn.
+    calls = CallsConfig(budget=10_000, ttl_steps=64, coarse=False, coarse_votes=None, refute=False)
+    config = tiny_config(
+        tmp_path / "run",
+        seed=seed,
+        total_steps=2560,
+        steps_per_batch=32,
+        lore=LoReConfig(calls=calls, prior_net=PriorNetConfig(enabled=False)),
+        env=EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=8, max_steps=16),
+    )
+    config = replace(
+        config,
+        dreamer=replace(config.dreamer, replay_ratio=0.25),
+        logger=replace(config.logger, interval=32),
+        evaluation=replace(config.evaluation, interval=100_000),
+    )
+    turn = 130
+    adviser = TurningAdvisor(
+        planner(), ScriptedAdvisor(MiniGridPlanner(), competence=-1.0), turn_after=turn
+    )
+    train(config, advisor=adviser)
+    rows = [row for row in read_metrics(config.output_dir) if "bandit/trust" in row]
+    before = [row for row in rows if row["advice/calls"] <= turn]
+    after = [row for row in rows if row["advice/calls"] > turn]
+    assert before[-1]["bandit/trust"] > 0.9 and before[-1]["bandit/prob_0"] < 0.1
+    turned = before[-1]["bandit/advised_episodes"]
+
+    def episodes_until(holds):
+        return next(row for row in after if holds(row))["bandit/advised_episodes"] - turned
+
+    assert episodes_until(lambda row: row["bandit/trust"] == 0) <= 50
+    assert episodes_until(lambda row: row["bandit/prob_0"] > 0.5) <= 60
+    # What was learnt of the good adviser's is not taken back by the bad one's.
+    assert after[-1]["bandit/share"] < 0.5
