@@ -141,6 +141,17 @@ def project_gaussian_weight(
     return largest_weight(divergence, weight, max_kl, num_points=num_points)
 
 
+def squash(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    r"""Return the bounded action :math:`\frac{h + l}{2} + \frac{h - l}{2} \tanh(x)`.
+
+    Args:
+        value: :math:`x`, shape ``[*B, A]``.
+        low: Lowest action :math:`l`, shape ``[A]``.
+        high: Highest action :math:`h`, shape ``[A]``.
+    """
+    return (high + low) / 2 + (high - low) / 2 * value.tanh()
+
+
 def gaussian_entropy(scale: Tensor) -> Tensor:
     r"""Differential entropy :math:`\sum_i \ln \sigma_i + \frac12 \ln 2 \pi e`, nats, ``[*B]``.
 

@@ -240,6 +240,13 @@ def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_pa
     assert steps[-1] == 176 and steps == sorted(steps)
 
 
+def test_a_whole_run_with_disagreement(tmp_path):
+    made = config(tmp_path, gate=GateConfig(disagreement_weight=0.5, adapt_rate=0.1))
+    summary = train(made)
+    assert summary["loss/disagreement"] > 0 and summary["learner/disagreement"] > 0
+    assert summary["gate/weight_disagreement"] > 0 and math.isfinite(summary["loss/actor"])
+
+
 def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):
     made = config(tmp_path, enabled=False)
     made.checkpoint_interval = 80
@@ -256,7 +263,6 @@ def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("lore", "message"),
     [
-        ({"gate": GateConfig(disagreement_weight=0.1)}, "lore.gate.disagreement_weight=0"),
         ({"mixer": MixerConfig(mode="probability")}, "lore.mixer.mode=logit"),
         ({"epsilon": EpsilonConfig(eps_init=0.1)}, r"'action_mask', which lore\.epsilon"),
     ],

@@ -23,6 +23,7 @@ from torchrl.modules import (
 from lore_torchrl import keys
 from lore_torchrl.modules import (
     DreamerV3ContinuousActor,
+    GaussianDisagreement,
     GaussianLoReActor,
     GaussianMixer,
     LatentDisagreement,
@@ -198,6 +199,21 @@ class TestMixture:
         torch.testing.assert_close(why.uncertainty["entropy"], found["lore_uncertainty"])
 
 
+def test_the_gate_weighs_disagreement_about_the_location():
+    actor, td = dreamer_actor(), observed(64)
+    gate = UncertaintyGate(A, scale_range=(0.1, 1.0), value_weight=0.0, disagreement_weight=0.5)
+    mixer = GaussianMixer(ANCHORS, bounds=(LOW, HIGH))
+    ensemble = GaussianDisagreement(STATE, BELIEF, A, bounds=(LOW, HIGH), hidden_dim=8)
+    lore = GaussianLoReActor(actor, gate, mixer, disagreement=ensemble)
+    found, state = run(lore, td)
+    policy = mixer.policy_from(found["loc"], found["scale"])
+    spread = ensemble.disagreement(td["state"], td["belief"], policy)
+    why = lore.explain(found).uncertainty
+    torch.testing.assert_close(why["disagreement"], 0.5 / 1.2 * spread / spread.max())
+    torch.testing.assert_close(found["lore_uncertainty"], why["entropy"] + why["disagreement"])
+    assert torch.equal(state, run(actor, td)[1])
+
+
 class TestRefused:
     def test_the_wrong_mixer(self):
         gate = UncertaintyGate(A, scale_range=(0.1, 1.0), value_weight=0.0)
@@ -214,10 +230,15 @@ class TestRefused:
         with pytest.raises(ValueError, match="which is for a Gaussian policy"):
             LoReActor(DreamerV3DiscreteActor(10, 4, num_cells=8), gate, LogitMixer())
 
-    def test_disagreement(self):
-        ensemble = LatentDisagreement(STATE, BELIEF, K, num_members=2, hidden_dim=4)
-        with pytest.raises(ValueError, match="disagreement: this needs probabilities"):
-            build(dreamer_actor(), disagreement=ensemble)
+    def test_the_wrong_ensemble(self):
+        discrete = LatentDisagreement(STATE, BELIEF, A)
+        with pytest.raises(ValueError, match="is a GaussianDisagreement, got a LatentDis"):
+            build(dreamer_actor(), disagreement=discrete)
+        with pytest.raises(ValueError, match=r"ensemble's bounds are \[-inf, -inf\] to"):
+            build(dreamer_actor(), disagreement=GaussianDisagreement(STATE, BELIEF, A))
+        parts = DreamerV3DiscreteActor(10, 4, num_cells=8), UncertaintyGate(4, value_weight=0.0)
+        with pytest.raises(ValueError, match="is a LatentDisagreement, got a GaussianDis"):
+            LoReActor(*parts, LogitMixer(), disagreement=GaussianDisagreement(STATE, BELIEF, 4))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torch.nn import functional as F
 
-from lore_torchrl.modules import LatentDisagreement
+from lore_torchrl.modules import GaussianDisagreement, LatentDisagreement
 from lore_torchrl.objectives import LatentDisagreementLoss
 
 S, D, A, K = 6, 4, 3, 5
@@ -153,6 +153,32 @@ class TestGradient:
         LatentDisagreementLoss(ensemble).terms(**batch)["loss_disagreement"].backward()
         torch.testing.assert_close(weight.grad[0], before)
         assert not torch.allclose(weight.grad[1], before)
+
+
+def test_continuous_actions_are_learnt_where_they_were_taken():
+    """A world moved by the action of the record after; only actions below zero are shown."""
+    torch.manual_seed(1)
+    action = -2 * torch.rand(64, 7, 1)
+    state = torch.randn(64, 7, S)
+    for t in range(6):
+        state[:, t + 1] = 0.5 * state[:, t] + torch.sin(2 * action[:, t + 1])
+    batch = {"state": state, "belief": torch.zeros(64, 7, D), "action": action}
+    ensemble = GaussianDisagreement(S, D, 1, bounds=(-2.0, 2.0), hidden_dim=32)
+    loss = LatentDisagreementLoss(ensemble)
+    optimizer = torch.optim.Adam(ensemble.parameters(), 1e-2)
+    for _ in range(120):
+        optimizer.zero_grad()
+        found = loss.terms(**batch, is_init=torch.zeros(64, 7, 1).bool())
+        found["loss_disagreement"].backward()
+        optimizer.step()
+    shifted = loss.terms(**batch | {"action": action.roll(-1, 1)}, is_init=torch.zeros(64, 7, 1))
+    assert found["loss_disagreement"] < 0.2 < 1.0 < shifted["loss_disagreement"]
+
+    def spread(value):
+        loc = torch.tensor(value / 2).atanh().expand(64, 1)
+        return ensemble.disagreement(state[:, 3], batch["belief"][:, 3], (loc, None)).mean()
+
+    assert spread(1.5) > 5 * spread(-1.0)
 
 
 def test_disagreement_falls_where_there_is_data_and_stays_elsewhere():

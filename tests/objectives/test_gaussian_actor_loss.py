@@ -267,6 +267,20 @@ def test_an_update_with_advice_teaches_the_actor_alone():
     assert changed and all(name.startswith("actor_loss.actor_model") for name in changed)
 
 
+def test_disagreement_is_learnt_beside_the_agent_and_opens_its_gate():
+    sample, plain = replayed(mask=True), lore_config(gate={"tau": 0.9}, gated=True)
+    weighed = lore_config(gate={"tau": 0.9, "disagreement_weight": 5.0}, gated=True)
+    without, found = (update(learner(each), sample) for each in (plain, weighed))
+    assert found[0]["loss_disagreement"] > 0 and found[0]["disagreement"] > 0
+    ensemble = {name for name in found[1] if ".ensemble." in name or ".disagreement." in name}
+    assert ensemble and all(found[1][name].any() for name in ensemble)
+    rest = set(without[1])
+    assert set(found[1]) - ensemble == rest
+    taught = {name for name in rest if not torch.equal(found[1][name], without[1][name])}
+    assert taught and all(name.startswith("actor_loss.actor_model") for name in taught)
+    assert torch.equal(found[2], without[2])
+
+
 @pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
 def test_followed_advice_is_judged_whatever_the_actor_loss(kind):
     built, calibrator = learner(None).loss, ConfidenceCalibrator()
@@ -304,11 +318,8 @@ class TestRefused:
             build_lore_actor(lore_config(), continuous_agent())
 
     def test_what_needs_named_actions(self):
-        from lore_torchrl.modules import LatentDisagreement, PriorNet
+        from lore_torchrl.modules import PriorNet
 
         agent = continuous_agent()
         with pytest.raises(ValueError, match="imagine_bonus_weight: this needs prob"):
             lore_loss(agent, prior_net=PriorNet(24, 5), imagine_bonus_weight=0.1)
-        ensemble = LatentDisagreement(8, 16, 5, num_members=2, hidden_dim=4)
-        with pytest.raises(ValueError, match="disagreement: this needs prob"):
-            lore_loss(agent, disagreement=ensemble)

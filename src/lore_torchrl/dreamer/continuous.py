@@ -9,8 +9,7 @@ def check_continuous(config: LoReConfig) -> None:
     """Refuse settings that need the agent's own actions to be named ones.
 
     Advice on continuous actions is a distribution over the describer's anchors, and the
-    policy a Gaussian: there is no named action to draw at random, and no probability of one
-    to take an expectation over.
+    policy a Gaussian: there is no named action to draw at random, and no probability of one.
 
     Args:
         config: LoRe's settings.
@@ -20,7 +19,6 @@ def check_continuous(config: LoReConfig) -> None:
     """
     wrong = {
         "lore.epsilon.eps_init=0": config.epsilon.eps_init > 0,
-        "lore.gate.disagreement_weight=0": config.gate.disagreement_weight > 0,
         "lore.loss.beta_imagine_max=0": config.loss.beta_imagine_max > 0,
         "lore.loss.imagine_bonus_weight=0": config.loss.imagine_bonus_weight > 0,
         "lore.mixer.mode=logit": config.mixer.mode != "logit",

@@ -23,6 +23,7 @@ from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, ShareBand
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
 from lore_torchrl.dreamer.continuous import check_continuous
 from lore_torchrl.modules import (
+    GaussianDisagreement,
     GaussianLoReActor,
     GaussianMixer,
     LatentDisagreement,
@@ -116,7 +117,11 @@ def _build_lore_actor(
         critic = ValueEnsemble(*sizes, **vars(config.value_ensemble))
     disagreement = prior_net = calibrator = None
     if config.gate.disagreement_weight:
-        disagreement = LatentDisagreement(*sizes, agent.num_actions, **vars(config.disagreement))
+        ensemble, bounds = LatentDisagreement, {}
+        if agent.action_bounds is not None:
+            ensemble, bounds = GaussianDisagreement, {"bounds": agent.action_bounds}
+        settings = vars(config.disagreement) | bounds
+        disagreement = ensemble(*sizes, agent.num_actions, **settings)
     if config.prior_net.enabled:
         c = config.prior_net
         prior_net = PriorNet(

@@ -8,6 +8,7 @@ from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
 from lore_torchrl.modules.gaussian_actor import GaussianLoReActor
+from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
 from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
@@ -18,6 +19,7 @@ from lore_torchrl.modules.value_ensemble import ValueEnsemble
 __all__ = [
     "DreamerV3ContinuousActor",
     "Gaussian",
+    "GaussianDisagreement",
     "GaussianLoReActor",
     "GaussianMixer",
     "ImaginationActor",

@@ -147,7 +147,7 @@ class LoReActor(TensorDictModuleBase):
                 f"{type(self).__name__} needs a {self._mixer_class.__name__}, got "
                 f"{type(mixer).__name__}."
             )
-        mixer.check(actor, gate)
+        mixer.check(actor, gate, disagreement)
         if gate.value_weight and value_model is None:
             raise ValueError(
                 f"The gate has value_weight={gate.value_weight}: pass value_model, "

@@ -22,7 +22,8 @@ class LatentDisagreement(TensorDictModuleBase):
     start independently and learn the same data (see
     :class:`~lore_torchrl.objectives.LatentDisagreementLoss`). Where there was data they
     come to agree; elsewhere they do not. :math:`\mathrm{Var}_k` is the population variance,
-    divided by :math:`K`. Plan2Explore: https://arxiv.org/abs/2005.05960.
+    divided by :math:`K`. Plan2Explore: https://arxiv.org/abs/2005.05960. For continuous actions
+    see :class:`~lore_torchrl.modules.GaussianDisagreement`.
 
     All actions are evaluated in one batch. An action is one-hot, so its part of the first
     layer is a row of the weight: the product with state and belief is done once, whatever
@@ -58,6 +59,8 @@ class LatentDisagreement(TensorDictModuleBase):
         torch.Size([5, 1])
     """
 
+    _least_actions = 2
+
     def __init__(
         self,
         state_dim: int,
@@ -76,8 +79,10 @@ class LatentDisagreement(TensorDictModuleBase):
         for name, size in (("state_dim", state_dim), ("belief_dim", belief_dim)):
             if size < 1:
                 raise ValueError(f"{name} must be positive, got {size}.")
-        if num_actions < 2:
-            raise ValueError(f"num_actions must be at least 2, got {num_actions}.")
+        if num_actions < self._least_actions:
+            raise ValueError(
+                f"num_actions must be at least {self._least_actions}, got {num_actions}."
+            )
         self.state_dim = state_dim
         self.belief_dim = belief_dim
         self.num_actions = num_actions
@@ -97,7 +102,7 @@ class LatentDisagreement(TensorDictModuleBase):
         Args:
             state: Shape ``[*B, S]``.
             belief: Shape ``[*B, belief_dim]``.
-            action: One-hot, floating point, shape ``[*B, A]``.
+            action: One-hot or continuous, floating point, shape ``[*B, A]``.
 
         Returns:
             Predictions with shape ``[K, *B, S]``.

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from lore_torchrl.modules.actor import LoReActor
-from lore_torchrl.modules.disagreement import LatentDisagreement
-from lore_torchrl.modules.gate import UncertaintyGate
-from lore_torchrl.modules.gaussian_mixing import (
-    Gaussian,
-    GaussianMixer,
-    MixedGaussian,
-    refuse_for_gaussian,
-)
+from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 
 
 class GaussianLoReActor(LoReActor):
@@ -25,9 +16,9 @@ class GaussianLoReActor(LoReActor):
 
     :class:`~lore_torchrl.modules.LoReActor` for continuous actions: the actor ends in a
     :class:`~torchrl.modules.TanhNormal` or an :class:`~torchrl.modules.IndependentNormal`,
-    the mixer is a :class:`~lore_torchrl.modules.GaussianMixer` and the gate has a
-    ``scale_range``. The arguments are the same; ``disagreement`` is refused, since it is
-    the expectation over named actions.
+    the mixer is a :class:`~lore_torchrl.modules.GaussianMixer`, the gate has a
+    ``scale_range`` and ``disagreement``, if there is one, is a
+    :class:`~lore_torchrl.modules.GaussianDisagreement`. The arguments are otherwise the same.
 
     One set of normal draws :math:`\epsilon` serves both policies: the action comes from
     :math:`\mu_{mix} + \sigma_{mix} \epsilon`, and without advice it would have come from
@@ -59,18 +50,6 @@ class GaussianLoReActor(LoReActor):
     """
 
     _mixer_class = GaussianMixer
-
-    def __init__(
-        self,
-        actor: ProbabilisticTensorDictSequential,
-        gate: UncertaintyGate,
-        mixer: GaussianMixer,
-        *,
-        disagreement: LatentDisagreement | None = None,
-        **parts: Any,
-    ):
-        refuse_for_gaussian(disagreement=disagreement)
-        super().__init__(actor, gate, mixer, **parts)
 
     def _compute_policy(self, last: TensorDictModuleBase, tensordict: TensorDictBase) -> Gaussian:
         last(tensordict)

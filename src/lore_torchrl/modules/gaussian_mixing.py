@@ -21,8 +21,11 @@ from lore_torchrl.functional_gaussian import (
     gaussian_kl,
     mix_gaussians,
     project_gaussian_weight,
+    squash,
 )
+from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
 from lore_torchrl.modules.temperature import TemperatureAligner
 
 # Draws by which the probabilities of the anchors are measured.
@@ -213,21 +216,29 @@ class GaussianMixer(TensorDictModuleBase):
         place = (2.0 * actions - self.high - self.low) / (self.high - self.low)
         return place.clamp(_MARGIN - 1.0, 1.0 - _MARGIN).atanh()
 
-    def check(self, actor: TensorDictModuleBase, gate: UncertaintyGate | None = None) -> None:
+    def check(
+        self,
+        actor: TensorDictModuleBase,
+        gate: UncertaintyGate | None = None,
+        disagreement: LatentDisagreement | None = None,
+    ) -> None:
         """Check that an actor's policy is one that this mixer can mix, and its gate can weigh.
 
         Args:
             actor: Ends in a probabilistic module over location and scale.
             gate: Its gate, if it has one.
+            disagreement: The gate's ensemble, if it has one.
 
         Raises:
-            ValueError: If it is of another kind, or has other bounds.
+            ValueError: If one of them is of another kind, or has other bounds.
         """
         if gate is not None and gate.scale_range is None:
             raise ValueError(
                 "The gate of a Gaussian policy needs the least and the greatest scale to measure "
                 "its entropy by: UncertaintyGate(A, scale_range=(low, high))."
             )
+        if disagreement is not None:
+            self._check_ensemble(disagreement)
         head = actor[-1]
         kind = getattr(head, "distribution_class", None)
         kwargs = dict(getattr(head, "distribution_kwargs", None) or {})
@@ -252,6 +263,18 @@ class GaussianMixer(TensorDictModuleBase):
                     f"The actor acts within {acts[0].tolist()} to {acts[1].tolist()}, the mixer's "
                     f"bounds are {own[0].tolist()} to {own[1].tolist()}."
                 )
+
+    def _check_ensemble(self, ensemble: LatentDisagreement) -> None:
+        if not isinstance(ensemble, GaussianDisagreement):
+            raise ValueError(
+                "The ensemble of a Gaussian policy is a GaussianDisagreement, got a "
+                f"{type(ensemble).__name__}."
+            )
+        own, its = ([part.low.tolist(), part.high.tolist()] for part in (self, ensemble))
+        if own != its:
+            raise ValueError(
+                f"The ensemble's bounds are {its[0]} to {its[1]}, the mixer's {own[0]} to {own[1]}."
+            )
 
     @staticmethod
     def policy_of(distribution: Distribution) -> Gaussian:
@@ -281,7 +304,7 @@ class GaussianMixer(TensorDictModuleBase):
         """Return the action of a value before the tanh; without bounds that is the value."""
         if not self.bounded:
             return value
-        return (self.high + self.low) / 2 + (self.high - self.low) / 2 * value.tanh()
+        return squash(value, self.low, self.high)
 
     def nearest(self, actions: Tensor) -> Tensor:
         """Return the index of the anchor nearest to each action ``[*B, A]``, ``[*B, 1]``."""

@@ -20,7 +20,9 @@ from lore_torchrl.functional import (
     mix_probs,
     project_weight,
 )
+from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
 from lore_torchrl.modules.temperature import TemperatureAligner
 
 
@@ -127,15 +129,20 @@ class LogitMixer(TensorDictModuleBase):
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
     @staticmethod
-    def check(actor: TensorDictModuleBase, gate: UncertaintyGate | None = None) -> None:
+    def check(
+        actor: TensorDictModuleBase,
+        gate: UncertaintyGate | None = None,
+        disagreement: LatentDisagreement | None = None,
+    ) -> None:
         """Check that an actor's policy is one that this mixer can mix, and its gate can weigh.
 
         Args:
             actor: Ends in a probabilistic module over logits.
             gate: Its gate, if it has one.
+            disagreement: The gate's ensemble, if it has one.
 
         Raises:
-            ValueError: If it is of another kind.
+            ValueError: If one of them is of another kind.
         """
         head = actor[-1]
         head_keys = getattr(head, "dist_keys", None)
@@ -149,6 +156,11 @@ class LogitMixer(TensorDictModuleBase):
             raise ValueError(
                 f"The gate has scale_range={gate.scale_range}, which is for a Gaussian policy: "
                 "leave it None for a categorical one."
+            )
+        if isinstance(disagreement, GaussianDisagreement):
+            raise ValueError(
+                "The ensemble of a categorical policy is a LatentDisagreement, got a "
+                "GaussianDisagreement."
             )
 
     @staticmethod

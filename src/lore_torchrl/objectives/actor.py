@@ -61,7 +61,7 @@ class LoReActorLoss(LossModule):
 
     With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
     :math:`\rho` and :math:`\pi_{mix}`; the terms are the same. What needs probabilities of
-    named actions (advice in imagination, disagreement) is refused.
+    named actions (advice in imagination) is refused.
 
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
@@ -223,12 +223,11 @@ class LoReActorLoss(LossModule):
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         # Knows the kind of policy: how it is read, mixed and compared.
         self.__dict__["mixing"] = mixing = LogitMixer() if mixer is None else mixer
-        mixing.check(actor_loss.actor_model, gate)
+        mixing.check(actor_loss.actor_model, gate, disagreement)
         if isinstance(mixing, GaussianMixer):
             refuse_for_gaussian(
                 beta_imagine_max=beta_imagine_max,
                 imagine_bonus_weight=imagine_bonus_weight,
-                disagreement=disagreement,
             )
         self.__dict__["_actor"] = actor_loss.actor_model
         self.__dict__["_imagination"] = None
@@ -394,8 +393,7 @@ class LoReActorLoss(LossModule):
         if mixes or self.gated:
             critic = self.value_model if self.value_ensemble is None else self.value_ensemble
             parts = {"critic": critic, "disagreement": self.disagreement}
-            inputs = mixing.gate_input(policy.detach())
-            inputs = gate_inputs(self.gate, inputs, tensordict, **parts)
+            inputs = gate_inputs(self.gate, mixing, policy.detach(), tensordict, **parts)
             if outcomes is not None and self.training:
                 self.gate.adapt(*inputs, outcomes.advantage, outcomes.valid)
             beta = self.gate.evaluate(*inputs).beta

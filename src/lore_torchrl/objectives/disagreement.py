@@ -33,8 +33,8 @@ class LatentDisagreementLoss(LossModule):
         ensemble: The predictors. Only their parameters get a gradient.
 
     The input, with batch shape ``[N, T]``, needs ``state`` ``[N, T, S]`` and ``belief``
-    ``[N, T, D]`` of the posterior, ``action`` ``[N, T, A]``, one-hot, and ``is_init``
-    ``[N, T, 1]``. Returns ``loss_disagreement`` and the detached ``disagreement``: the
+    ``[N, T, D]`` of the posterior, ``action`` ``[N, T, A]``, one-hot or continuous, and
+    ``is_init`` ``[N, T, 1]``. Returns ``loss_disagreement`` and the detached ``disagreement``: the
     variance across the members at the actions taken, averaged over latent dimensions and
     pairs. Both are zero where no pair counts.
 
@@ -60,7 +60,7 @@ class LatentDisagreementLoss(LossModule):
         Attributes:
             state (NestedKey): Posterior stochastic state. Default: ``"state"``.
             belief (NestedKey): Its deterministic state. Default: ``"belief"``.
-            action (NestedKey): One-hot action of the record. Default: ``"action"``.
+            action (NestedKey): Action of the record. Default: ``"action"``.
             is_init (NestedKey): Where a record begins an episode. Default: ``"is_init"``.
         """
 
@@ -96,7 +96,7 @@ class LatentDisagreementLoss(LossModule):
         Args:
             state: Posterior stochastic states, shape ``[N, T, S]``.
             belief: Their beliefs, shape ``[N, T, D]``.
-            action: One-hot actions of the records, shape ``[N, T, A]``.
+            action: Actions of the records, shape ``[N, T, A]``.
             is_init: Where a record begins an episode, boolean, shape ``[N, T, 1]``.
         """
         ensemble = self.ensemble

@@ -11,7 +11,6 @@ from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3Value
 
 from lore_torchrl import keys
 from lore_torchrl.control.outcomes import AdviceOutcomes, Outcomes
-from lore_torchrl.modules.gaussian_mixing import GaussianMixer, refuse_for_gaussian
 from lore_torchrl.objectives.actor import LoReActorLoss
 from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
 from lore_torchrl.objectives.distillation import PriorNetLoss
@@ -55,8 +54,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
-        ValueError: If ``value_ensemble_loss`` is there without ``outcomes``, or the actor is
-            Gaussian and a part needs named actions.
+        ValueError: If ``value_ensemble_loss`` is there without ``outcomes``.
         KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
@@ -99,8 +97,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
                 "stock actor loss in LoReActorLoss(...) first."
             )
-        if isinstance(actor_loss.mixer, GaussianMixer):
-            refuse_for_gaussian(disagreement_loss=disagreement_loss)
         super().__init__(
             model_loss,
             actor_loss,

@@ -9,22 +9,26 @@ from torch import Tensor
 
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer
+from lore_torchrl.modules.mixing import LogitMixer
 
 
 @torch.no_grad()
 def gate_inputs(
     gate: UncertaintyGate,
-    policy: Tensor,
+    mixer: LogitMixer | GaussianMixer,
+    policy: Tensor | Gaussian,
     tensordict: TensorDictBase,
     *,
     critic: TensorDictModuleBase,
     disagreement: LatentDisagreement | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return what a gate weighs: the policy, the critic's spread, the disagreement.
+    """Return what a gate weighs: the policy's spread, the critic's, the disagreement.
 
     Args:
         gate: Tells which of them it wants.
-        policy: Log-probabilities, or the scale of a Gaussian, ``[*B, A]``.
+        mixer: Knows the kind of policy.
+        policy: As the mixer knows it, without gradient.
         tensordict: Latent states, and whichever entries are known already.
 
     Keyword Args:
@@ -41,4 +45,4 @@ def gate_inputs(
         spread = disagreement.disagreement(*latent, policy)
     elif gate.disagreement_weight:
         spread = tensordict.get(gate.disagreement_key, None)
-    return policy, value_logits, spread
+    return mixer.gate_input(policy), value_logits, spread
