@@ -14,7 +14,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Normal
-from torchrl.data import OneHot
+from torchrl.data import Bounded, OneHot
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import DreamerV3DiscreteActor, OneHotCategorical
 
@@ -321,6 +321,26 @@ class TestValidEGreedy:
         acted, _ = run(lore, td)
         explored, _ = run(ValidEGreedyModule(OneHot(A), eps_init=0.3), acted)
         assert set(explored["lore_source"].unique().tolist()) == {0, 1, 2}
+
+    def test_continuous_actions_are_drawn_evenly_within_their_bounds(self):
+        low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+        spec = Bounded(low, high, dtype=torch.float32)
+        before = TensorDict(
+            action=low.expand(N, 2), lore_source=torch.ones(N, 1, dtype=torch.long), batch_size=[N]
+        )
+        module = ValidEGreedyModule(spec, eps_init=0.4, action_mask_key=None)
+        after, _ = run(module, before)
+        changed = (after["action"] != low).all(-1)
+        assert changed.float().mean().item() == pytest.approx(0.4, abs=0.03)
+        assert torch.equal(after["action"][~changed], before["action"][~changed])
+        assert torch.equal(after["lore_source"], 1 + changed.unsqueeze(-1).long())
+        drawn = ((after["action"] - low) / (high - low))[changed]
+        assert drawn.min() >= 0.0 and drawn.max() <= 1.0
+        torch.testing.assert_close(drawn.mean(0), torch.full((2,), 0.5), rtol=0, atol=0.03)
+        torch.testing.assert_close(drawn.var(0), torch.full((2,), 1 / 12), rtol=0.1, atol=0)
+        assert torch.corrcoef(drawn.T)[0, 1].abs() < 0.1
+        with pytest.raises(ValueError, match="no mask: set action_mask_key=None"):
+            ValidEGreedyModule(spec)
 
     @pytest.mark.parametrize(
         ("kwargs", "match"),

@@ -183,7 +183,9 @@ def build_acting(
     # The critic acts along only where its TD errors are asked for.
     after, epsilon = [] if c.lore.calls.td_spike is None else [agent.value], None
     if c.lore.epsilon.eps_init > 0:
-        epsilon = ValidEGreedyModule(env.action_spec, **asdict(c.lore.epsilon)).to(device)
+        mask = "action_mask" if agent.action_bounds is None else None
+        settings = asdict(c.lore.epsilon)
+        epsilon = ValidEGreedyModule(env.action_spec, action_mask_key=mask, **settings).to(device)
         after.append(epsilon)
     observed_keys, late = (*agent.observed, *keys.ADVICE_KEYS), None
     if service.mode == "async":

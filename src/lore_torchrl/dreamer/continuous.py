@@ -9,7 +9,7 @@ def check_continuous(config: LoReConfig) -> None:
     """Refuse settings that need the agent's own actions to be named ones.
 
     Advice on continuous actions is a distribution over the describer's anchors, and the
-    policy a Gaussian: there is no named action to draw at random, and no probability of one.
+    policy a Gaussian: there is no probability of a named action.
 
     Args:
         config: LoRe's settings.
@@ -18,7 +18,6 @@ def check_continuous(config: LoReConfig) -> None:
         ValueError: If one of them is on; all that are, are named.
     """
     wrong = {
-        "lore.epsilon.eps_init=0": config.epsilon.eps_init > 0,
         "lore.loss.beta_imagine_max=0": config.loss.beta_imagine_max > 0,
         "lore.loss.imagine_bonus_weight=0": config.loss.imagine_bonus_weight > 0,
         "lore.mixer.mode=logit": config.mixer.mode != "logit",

@@ -61,7 +61,7 @@ class EnvFamily(Protocol):
         continuous within finite bounds, in which case the describer has ``anchors``.
         ``success``, bool ``[num_envs, 1]``, tells whether the episode has succeeded with this
         step or before. Random steps (``lore.epsilon``) need an ``action_mask``, bool
-        ``[num_envs, A]``.
+        ``[num_envs, A]``, where actions are one-hot.
 
         Keyword Args:
             num_envs: Rows of the batch.
@@ -163,7 +163,7 @@ def check_family(
     Keyword Args:
         memory: Whether its describer is asked to remember. Default: ``False``.
         coarse: Whether a ``coarse_key`` is needed. Default: ``False``.
-        masked: Whether an ``action_mask`` is needed. Default: ``False``.
+        masked: Whether one-hot actions need an ``action_mask``. Default: ``False``.
         advised: Whether there is a describer to look at. Default: ``True``.
 
     Raises:
@@ -172,13 +172,13 @@ def check_family(
     """
     name = type(family).__name__
     needed = {"success": "every run"}
-    if masked:
-        needed["action_mask"] = "lore.epsilon"
     if advised:
         describer = family.make_describer(memory=memory)
         _check_describer(describer, coarse=coarse)
         needed |= dict.fromkeys(describer.in_keys, type(describer).__name__)
     env = family.make_env(num_envs=2, seed=0)
+    if masked and isinstance(env.action_spec, OneHot):
+        needed["action_mask"] = "lore.epsilon"
     try:
         sizes = _check_specs(env, needed, name)
         if advised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from torchrl.data import TensorSpec
+from torchrl.data import Bounded, TensorSpec
 from torchrl.modules import EGreedyModule
 
 from lore_torchrl import keys
@@ -15,22 +15,28 @@ class ValidEGreedyModule(EGreedyModule):
 
     Adds two things to :class:`~torchrl.modules.EGreedyModule`: ``lore_source`` becomes
     2 (random) where a random action replaced another one, and :meth:`anneal` sets
-    :math:`\varepsilon` for a number of frames at once. Random actions are drawn from
-    ``action_mask_key``, so none is wasted on a wall.
+    :math:`\varepsilon` for a number of frames at once. Random actions are drawn evenly from
+    ``action_mask_key``, so none is wasted on a wall; continuous ones evenly between their
+    bounds, in all dimensions at once.
+
+    ``action_log_prob`` stays that of the action that was replaced. Nothing reads it: replay
+    keeps the action alone, and the losses score imagined ones.
 
     Args:
-        spec: One-hot action spec of the acting environment.
+        spec: Action spec of the acting environment: one-hot, or bounded floats.
 
     Keyword Args:
         eps_init: First :math:`\varepsilon`. Default: ``0.3``.
         eps_end: Last :math:`\varepsilon`. Default: ``0.1``.
         annealing_num_steps: Frames between the two. Default: ``10_000``.
         action_key: Default: ``"action"``.
-        action_mask_key: Valid actions, boolean ``[*B, A]``. Default: ``"action_mask"``.
+        action_mask_key: Valid actions, boolean ``[*B, A]``; ``None`` for continuous ones, or
+            where all are valid. Default: ``"action_mask"``.
         source_key: Default: ``"lore_source"``.
 
     Raises:
-        ValueError: If an epsilon lies outside ``[0, 1]``, grows, or the length is not positive.
+        ValueError: If an epsilon lies outside ``[0, 1]``, grows, or the length is not positive,
+            or there is a mask for continuous actions.
     """
 
     def __init__(
@@ -50,6 +56,11 @@ class ValidEGreedyModule(EGreedyModule):
             )
         if annealing_num_steps <= 0:
             raise ValueError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        if action_mask_key is not None and isinstance(spec, Bounded):
+            raise ValueError(
+                "Continuous actions have no mask: set action_mask_key=None, got "
+                f"{action_mask_key!r}."
+            )
         super().__init__(
             spec,
             eps_init=float(eps_init),
