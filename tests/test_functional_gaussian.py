@@ -8,6 +8,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from lore_torchrl.functional_gaussian import (
     anchor_moments,
+    bounded_gaussian_weight,
     gaussian_entropy,
     gaussian_kl,
     mix_gaussians,
@@ -100,6 +101,21 @@ def test_projection_holds_the_bound_and_uses_it(case, weight, max_kl):
         assert torch.equal(found, wanted)
     elif found > 1e-3 * wanted:
         assert kl(found * 1.05) > max_kl * (1 - 1e-3) - 1e-5
+
+
+@settings(max_examples=60, deadline=None)
+@given(_cases, st.floats(2.0**-10, 4.0, width=32), st.floats(2.0**-10, 4.0, width=32))
+def test_the_formula_holds_the_bound(case, weight, max_kl):
+    loc, scale, prior_loc, prior_scale = case = [value.float() for value in double(case)]
+    wanted = torch.tensor([weight])
+    found = bounded_gaussian_weight(*case, wanted, max_kl)
+    assert 0.0 <= found.item() <= wanted.item()
+    policy = loc.double(), scale.double()
+    prior = prior_loc.double(), prior_scale.double()
+    kl = gaussian_kl(*mix_gaussians(*policy, *prior, found.double()), *policy).item()
+    assert kl <= max_kl * (1 + 1e-6) + 1e-9
+    if len(loc) == 1 and found < wanted:
+        assert kl > max_kl / 3
 
 
 @pytest.mark.parametrize("dims", [1, 3])

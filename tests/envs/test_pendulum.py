@@ -13,8 +13,16 @@ from tiny_run import tiny_config
 from torchrl.data import Bounded, Unbounded
 
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.configs import EnvConfig, EpsilonConfig, GateConfig, LoReConfig, MixerConfig
-from lore_torchrl.configs.trust import BanditConfig
+from lore_torchrl.configs import (
+    EnvConfig,
+    EpsilonConfig,
+    GateConfig,
+    LoReConfig,
+    LossConfig,
+    MixerConfig,
+    TemperatureConfig,
+)
+from lore_torchrl.configs.trust import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.family import check_family, read_row
@@ -267,6 +275,18 @@ def test_random_steps_reach_the_replay_and_the_latent_state(tmp_path):
     assert len(actions) and torch.isin(actions, taken).all()
 
 
+def test_a_whole_run_with_advice_in_imagination(tmp_path):
+    made = config(
+        tmp_path,
+        bandit=BanditConfig(enabled=False),
+        loss=LossConfig(beta_imagine_max=0.5, imagine_bonus_weight=0.01),
+        prior_net=PriorNetConfig(num_cells=8, threshold=0.0),
+    )
+    summary = train(made)
+    assert math.isfinite(summary["loss/actor"]) and math.isfinite(summary["learner/actor_entropy"])
+    assert summary["loss/lore_imagined_bonus"] != 0.0 and summary["loss/prior_net"] > 0
+
+
 def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):
     made = config(tmp_path, enabled=False)
     made.checkpoint_interval = 80
@@ -283,7 +303,8 @@ def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("lore", "message"),
     [
-        ({"mixer": MixerConfig(mode="probability")}, "lore.mixer.mode=logit"),
+        ({"mixer": MixerConfig(mode="probability")}, r"lore.mixer.mode=logit \(two Gaussians"),
+        ({"temperature": TemperatureConfig(rate=0.1)}, r"lore.temperature.rate=0 \(a Gaussian"),
     ],
 )
 def test_what_needs_discrete_actions_is_named(tmp_path, lore, message):

@@ -26,9 +26,10 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl.configs.trust import PriorNetConfig
 from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator
 from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
-from lore_torchrl.modules import GaussianMixer, LogitMixer, UncertaintyGate
+from lore_torchrl.modules import GaussianMixer, LogitMixer, PriorNet, UncertaintyGate
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
 
 V3 = {"entropy_bonus": 3e-4}
@@ -292,6 +293,65 @@ def test_followed_advice_is_judged_whatever_the_actor_loss(kind):
     assert 0 < metrics["lore_followed"] < 1 and calibrator.counts.sum() > 0
 
 
+def learnt_advice(threshold):
+    """PriorNet, sure everywhere of the fourth anchor."""
+    net = PriorNet(24, len(ANCHORS), num_cells=8, threshold=threshold)
+    with torch.no_grad():
+        net.network.model[-1].bias.copy_(torch.tensor([0.0, 0.0, 0.0, 6.0, 0.0, 3.0]))
+    return net
+
+
+@KINDS
+class TestImagination:
+    def run(self, kind, settings, *, net=None, **lore):
+        agent = agent_for(kind)
+        loss = stock_loss(agent, kind, **settings)
+        if net is not None:
+            own = {"prior_weight": 0.0, "multiplier_lr": 0.0, "beta_imagine_max": 0.5}
+            loss = LoReActorLoss(loss, **parts(), prior_net=net, **own, **lore)
+        td = advised_latents().select("state", "belief")
+        torch.manual_seed(5)
+        losses, imagined = loss(td)
+        sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+        return agent, losses, imagined, torch.get_rng_state()
+
+    def test_an_unsure_network_leaves_stock_to_the_bit(self, kind, settings):
+        agent, losses, imagined, state = self.run(kind, settings, net=learnt_advice(1.0))
+        stock, stock_losses, stock_imagined, stock_state = self.run(kind, settings)
+        assert all(torch.equal(losses[name], value) for name, value in stock_losses.items())
+        assert (imagined.select(*stock_imagined.keys()) == stock_imagined).all()
+        grads, wanted = gradients(agent.actor), gradients(stock.actor)
+        assert grads.keys() == wanted.keys() and any(grad.any() for grad in wanted.values())
+        assert all(torch.equal(grads[name], grad) for name, grad in wanted.items())
+        assert torch.equal(state, stock_state)
+
+    def test_imagined_actions_lean_on_advice_and_teach_the_actor_alone(self, kind, settings):
+        net = learnt_advice(0.5)
+        agent, losses, imagined, _ = self.run(kind, settings, net=net, imagine_bonus_weight=0.1)
+        stock, _, stock_imagined, _ = self.run(kind, settings)
+        wanted = torch.tensor(ANCHORS[3])
+        near, far = ((each["action"] - wanted).abs().mean() for each in (imagined, stock_imagined))
+        assert near < far - 0.05
+        assert losses["loss_lore_imagined_bonus"].isfinite()
+        grads, without = gradients(agent.actor), gradients(stock.actor)
+        last = next(name for name in reversed(grads) if grads[name].ndim == 2)
+        location, scale = grads[last].chunk(2, 0)
+        assert location.any() and scale.any()
+        assert not torch.equal(grads[last], without[last])
+        for module in (net, agent.value, agent.world_model):
+            assert not gradients(module)
+
+
+def test_an_update_with_the_bonus_in_imagination_teaches_the_actor_alone():
+    lore = lore_config(prior_weight=0.0, multiplier_lr=0.0, imagine_bonus_weight=0.1)
+    lore.prior_net = PriorNetConfig(num_cells=8, threshold=0.0)
+    found, wanted = (update(each, replayed(mask=False)) for each in (learner(lore), learner(None)))
+    assert found[0]["loss_lore_imagined_bonus"] != 0
+    changed = {n for n, grad in wanted[1].items() if not torch.equal(found[1][n], grad)}
+    assert changed and all(name.startswith("actor_loss.actor_model") for name in changed)
+    assert not any(found[1][name].any() for name in found[1].keys() - wanted[1].keys())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_an_update_on_cuda():
@@ -316,10 +376,3 @@ class TestRefused:
     def test_a_mixing_actor_without_anchors(self):
         with pytest.raises(ValueError, match="describer's anchors"):
             build_lore_actor(lore_config(), continuous_agent())
-
-    def test_what_needs_named_actions(self):
-        from lore_torchrl.modules import PriorNet
-
-        agent = continuous_agent()
-        with pytest.raises(ValueError, match="imagine_bonus_weight: this needs prob"):
-            lore_loss(agent, prior_net=PriorNet(24, 5), imagine_bonus_weight=0.1)

@@ -9,19 +9,19 @@ def check_continuous(config: LoReConfig) -> None:
     """Refuse settings that need the agent's own actions to be named ones.
 
     Advice on continuous actions is a distribution over the describer's anchors, and the
-    policy a Gaussian: there is no probability of a named action.
+    policy a Gaussian.
 
     Args:
         config: LoRe's settings.
 
     Raises:
-        ValueError: If one of them is on; all that are, are named.
+        ValueError: If one of them is on; all that are, are named, each with the reason.
     """
     wrong = {
-        "lore.loss.beta_imagine_max=0": config.loss.beta_imagine_max > 0,
-        "lore.loss.imagine_bonus_weight=0": config.loss.imagine_bonus_weight > 0,
-        "lore.mixer.mode=logit": config.mixer.mode != "logit",
-        "lore.temperature.rate=0": config.temperature.rate > 0,
+        "lore.mixer.mode=logit (two Gaussians added up are none: the mixture has no KL in closed "
+        "form)": config.mixer.mode != "logit",
+        "lore.temperature.rate=0 (a Gaussian policy has no probabilities of the anchors to align "
+        "the advice with)": config.temperature.rate > 0,
     }
     needed = [setting for setting, on in wrong.items() if on]
     if needed:

@@ -17,6 +17,7 @@ from lore_torchrl import keys
 from lore_torchrl.functional import clean_advice
 from lore_torchrl.functional_gaussian import (
     anchor_moments,
+    bounded_gaussian_weight,
     gaussian_entropy,
     gaussian_kl,
     mix_gaussians,
@@ -56,23 +57,6 @@ class MixedGaussian(NamedTuple):
     policy: Gaussian
     beta: Tensor
     kl: Tensor
-
-
-def refuse_for_gaussian(**settings: object) -> None:
-    """Refuse what needs probabilities of named actions.
-
-    Args:
-        **settings: By name; what is false counts as off.
-
-    Raises:
-        ValueError: If one of them is on.
-    """
-    on = [name for name, value in settings.items() if value]
-    if on:
-        raise ValueError(
-            f"{', '.join(on)}: this needs probabilities of named actions, which a Gaussian policy "
-            "does not have. Switch it off for continuous actions."
-        )
 
 
 class GaussianMixer(TensorDictModuleBase):
@@ -316,7 +300,11 @@ class GaussianMixer(TensorDictModuleBase):
 
     def prior(self, prior_logits: Tensor) -> Gaussian:
         """Return centred advice ``[*B, K]`` as a policy."""
-        probs = torch.softmax(self.temper(prior_logits), -1)
+        return self.as_policy(self.temper(prior_logits))
+
+    def as_policy(self, tempered: Tensor) -> Gaussian:
+        """Return tempered advice ``[*B, K]`` as a policy."""
+        probs = torch.softmax(tempered, -1)
         return Gaussian(*anchor_moments(probs, self.anchors, self.min_scale))
 
     @staticmethod
@@ -362,6 +350,24 @@ class GaussianMixer(TensorDictModuleBase):
         mixed = Gaussian(*mix_gaussians(*policy, *prior, beta))
         kl = gaussian_kl(*mixed, *policy).clamp_min(0.0).unsqueeze(-1)
         return MixedGaussian(mixed, beta, kl)
+
+    def lean(self, policy: Gaussian, tempered: Tensor, weight: Tensor) -> Gaussian:
+        """Mix in advice that is sure to be finite, within the bound, in few operations.
+
+        For thousands of states at a time: the bound is kept by a formula that may stay inside
+        it (:func:`~lore_torchrl.functional_gaussian.bounded_gaussian_weight`). The gradient
+        passes through the policy's location and scale; advice and weight are constants.
+
+        Args:
+            policy: Location and scale, each ``[*B, A]``.
+            tempered: Finite advice on the anchors, as :meth:`temper` returns it, ``[*B, K]``.
+            weight: Weight asked for, confidence included, shape ``[*B, 1]``.
+        """
+        with torch.no_grad():
+            prior = self.as_policy(tempered)
+            if math.isfinite(self.max_kl):
+                weight = bounded_gaussian_weight(*policy, *prior, weight, self.max_kl)
+        return Gaussian(*mix_gaussians(*policy, *prior, weight))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mixed location and scale and the divergence."""

@@ -26,7 +26,8 @@ class ImaginationActor(TensorDictModuleBase):
     (:meth:`LogitMixer.shift`). It takes the actor's place in a Dreamer actor loss: the
     imagined actions are drawn from :math:`\pi_{imag}` and scored by it, so the policy
     gradient is that of :math:`\pi_{imag}`, whose advice is constant. See :meth:`bonus` for
-    the term that pulls the policy itself.
+    the term that pulls the policy itself. For continuous actions see
+    :class:`~lore_torchrl.modules.GaussianImaginationActor`.
 
     Args:
         actor: Stock categorical actor over ``state`` and ``belief``.
@@ -114,7 +115,7 @@ class ImaginationActor(TensorDictModuleBase):
         """
         policy = self.mixer.policy_of(self.actor.get_dist(imagined.select(*self.actor.in_keys)))
         prior, weight = self._advice_of(imagined)
-        expected = self.mixer.expected_log_prob(policy, torch.log_softmax(prior, -1))
+        expected = self.mixer.expected_log_prob(policy, self.mixer.as_policy(prior))
         weight = weight.squeeze(-1)
         bonus = masked_mean(weight * expected, weight > 0)
         return bonus if self.bandit is None else self.bandit.trust() * bonus

@@ -185,7 +185,12 @@ class LogitMixer(TensorDictModuleBase):
 
     def prior(self, prior_logits: Tensor) -> Tensor:
         """Return centred advice as a policy."""
-        return torch.log_softmax(self.temper(prior_logits), -1)
+        return self.as_policy(self.temper(prior_logits))
+
+    @staticmethod
+    def as_policy(tempered: Tensor) -> Tensor:
+        """Return tempered advice as a policy."""
+        return torch.log_softmax(tempered, -1)
 
     @staticmethod
     def divergence(first: Tensor, second: Tensor) -> Tensor:

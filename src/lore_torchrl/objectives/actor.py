@@ -17,7 +17,8 @@ from lore_torchrl.control.outcomes import Outcomes
 from lore_torchrl.functional import clean_advice, linear_schedule, masked_mean, step_multiplier
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
-from lore_torchrl.modules.gaussian_mixing import GaussianMixer, refuse_for_gaussian
+from lore_torchrl.modules.gaussian_imagination import GaussianImaginationActor
+from lore_torchrl.modules.gaussian_mixing import GaussianMixer
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
@@ -60,8 +61,8 @@ class LoReActorLoss(LossModule):
     ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
 
     With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
-    :math:`\rho` and :math:`\pi_{mix}`; the terms are the same. What needs probabilities of
-    named actions (advice in imagination) is refused.
+    :math:`\rho` and :math:`\pi_{mix}`; the terms are the same, and in imagination stands a
+    :class:`~lore_torchrl.modules.GaussianImaginationActor`.
 
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
@@ -224,15 +225,12 @@ class LoReActorLoss(LossModule):
         # Knows the kind of policy: how it is read, mixed and compared.
         self.__dict__["mixing"] = mixing = LogitMixer() if mixer is None else mixer
         mixing.check(actor_loss.actor_model, gate, disagreement)
-        if isinstance(mixing, GaussianMixer):
-            refuse_for_gaussian(
-                beta_imagine_max=beta_imagine_max,
-                imagine_bonus_weight=imagine_bonus_weight,
-            )
         self.__dict__["_actor"] = actor_loss.actor_model
         self.__dict__["_imagination"] = None
         if beta_imagine_max or imagine_bonus_weight:
-            self.__dict__["_imagination"] = ImaginationActor(
+            gaussian = isinstance(mixing, GaussianMixer)
+            kind = GaussianImaginationActor if gaussian else ImaginationActor
+            self.__dict__["_imagination"] = kind(
                 actor_loss.actor_model,
                 prior_net,
                 mixing,
