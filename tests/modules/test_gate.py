@@ -135,6 +135,10 @@ class TestParts:
         with pytest.raises(KeyError, match=key):
             gate(TensorDict(logits=torch.randn(2, A), batch_size=[2]))
 
+    def test_a_value_without_bins_has_no_variance(self):
+        with pytest.raises(ValueError, match=r"at least 2 bins.*value_weight=0"):
+            UncertaintyGate(A).evaluate(log_probs(2), torch.randn(2, 1))
+
 
 class TestTraining:
     def test_warmup_grows_linearly_over_calls(self):

@@ -133,7 +133,7 @@ def test_known_actors_pass():
         (actor(TruncatedNormal), "TruncatedNormal.*Supported are TanhNormal"),
         (actor(IndependentNormal), "ends in IndependentNormal"),
         (actor(TanhNormal), r"within \[-1.0, -1.0\] to \[1.0"),
-        (actor(TanhNormal, low=-2.0, high=2.0, tanh_loc=True), "tanh_loc=True"),
+        (actor(TanhNormal, low=-2.0, high=2.0, tanh_loc=True), r"tanh_loc=True.*network"),
         (actor(TanhNormal, low=-2.0, high=2.0, event_dims=0), "last dimension"),
     ],
 )

@@ -182,6 +182,11 @@ class TestMixture:
         with pytest.raises(ValueError, match=r"value_weight=0\.3"):
             LoReActor(dreamer_actor(), UncertaintyGate(A), LogitMixer())
 
+    def test_a_critic_without_bins_is_refused_where_the_gate_weighs_it(self):
+        critic = TensorDictModule(nn.Linear(BELIEF, 1), ["belief"], ["state_value"])
+        with pytest.raises(ValueError, match=r"writes 'state_value_logits'.*value_weight=0"):
+            LoReActor(dreamer_actor(), UncertaintyGate(A), LogitMixer(), value_model=critic)
+
     def test_parameters_are_shared_with_the_stock_actor(self):
         actor = dreamer_actor()
         lore = LoReActor(actor, open_gate(), LogitMixer())

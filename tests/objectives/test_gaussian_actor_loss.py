@@ -362,6 +362,12 @@ def test_an_update_on_cuda():
 
 
 class TestRefused:
+    def test_advice_beside_the_next_state_alone(self):
+        td, loss = advised_latents(), lore_loss(first_dreamer_agent(), DreamerActorLoss)
+        replayed = td.select("state", "belief").set("next", td.exclude("state", "belief"))
+        with pytest.raises(KeyError, match="keep it at the root"):
+            loss(replayed)
+
     def test_a_gaussian_actor_without_its_mixer(self):
         agent = continuous_agent()
         for mixer in (None, LogitMixer()):

@@ -110,7 +110,7 @@ class LoReActor(TensorDictModuleBase):
     Raises:
         TypeError: If the mixer is for the other kind of actions.
         ValueError: If the mixer does not fit the actor, or the gate weighs the critic's
-            variance and there is no critic.
+            variance and there is no critic that tells it.
 
     For continuous actions see :class:`~lore_torchrl.modules.GaussianLoReActor`.
 
@@ -148,10 +148,11 @@ class LoReActor(TensorDictModuleBase):
                 f"{type(mixer).__name__}."
             )
         mixer.check(actor, gate, disagreement)
-        if gate.value_weight and value_model is None:
+        if gate.value_weight and gate.value_logits_key not in getattr(value_model, "out_keys", ()):
             raise ValueError(
-                f"The gate has value_weight={gate.value_weight}: pass value_model, "
-                "or build the gate with value_weight=0."
+                f"The gate has value_weight={gate.value_weight}: pass a value_model that writes "
+                f"{gate.value_logits_key!r}, or build the gate with value_weight=0, as for a "
+                "critic without bins."
             )
         self.actor = actor
         # The actor without its head; slicing it at every step would cost a module each.

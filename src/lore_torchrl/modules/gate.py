@@ -275,6 +275,11 @@ class UncertaintyGate(TensorDictModuleBase):
                     )
                 parts["value"] = value_logits
             else:
+                if value_logits.shape[-1] < 2:
+                    raise ValueError(
+                        "value_source='two_hot' needs logits of at least 2 bins, [*B, K], got "
+                        f"{tuple(value_logits.shape)}: set value_weight=0 for a critic without."
+                    )
                 bins = torch.linspace(*_SYMLOG_RANGE, value_logits.shape[-1], device=log_p.device)
                 parts["value"] = two_hot_variance(value_logits, bins)
         if self.disagreement_weight:

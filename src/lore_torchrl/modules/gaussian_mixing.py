@@ -235,7 +235,10 @@ class GaussianMixer(TensorDictModuleBase):
                 "bounds=None."
             )
         if kwargs.get("tanh_loc"):
-            raise ValueError("tanh_loc=True moves the location after it was mixed: set it False.")
+            raise ValueError(
+                "tanh_loc=True moves the location after it was mixed: set it False, and let the "
+                "actor's network return upscale * tanh(loc / upscale)."
+            )
         if kwargs.get("event_dims", kwargs.get("event_dim", 1)) != 1:
             raise ValueError(f"The action must be the last dimension alone, got {kwargs}.")
         if self.bounded:

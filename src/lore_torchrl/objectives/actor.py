@@ -98,7 +98,6 @@ class LoReActorLoss(LossModule):
         delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
             Default: ``None``.
         delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
-
         prior_net: Network that has learnt the advice so far. Default: ``None``.
         bandit: :class:`~lore_torchrl.control.ShareBandit`. Default: ``None``.
         calibrator: :class:`~lore_torchrl.control.ConfidenceCalibrator`, shared with the
@@ -113,6 +112,7 @@ class LoReActorLoss(LossModule):
         ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is
             unknown, a term is on without the parts that it needs, or the mixer does not fit
             the actor.
+        KeyError: In ``forward``, if a term is on and advice stands under ``"next"`` alone.
 
     The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
     LoRe terms, ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and
@@ -180,12 +180,13 @@ class LoReActorLoss(LossModule):
                 "actor_loss must be a DreamerV3ActorLoss or a DreamerActorLoss, got "
                 f"{type(actor_loss).__name__}."
             )
+        delta_end = delta if delta_end is None else delta_end
         for name, value in {
             "prior_weight": prior_weight,
             "bonus_weight": bonus_weight,
             "multiplier_lr": multiplier_lr,
             "delta": delta,
-            "delta_end": delta if delta_end is None else delta_end,
+            "delta_end": delta_end,
             "delta_steps": delta_steps,
             "distillation_weight": distillation_weight,
             "beta_imagine_max": beta_imagine_max,
@@ -260,9 +261,7 @@ class LoReActorLoss(LossModule):
         self.register_buffer("multiplier", torch.tensor(float(multiplier_init)))
         self.register_buffer("multiplier_max", torch.tensor(float(multiplier_max)))
         self.register_buffer("delta", torch.tensor(float(delta)))
-        self.register_buffer(
-            "delta_end", torch.tensor(float(delta if delta_end is None else delta_end))
-        )
+        self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
@@ -326,6 +325,8 @@ class LoReActorLoss(LossModule):
             losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * bonus
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))
+        elif self.active and ("next", self.tensor_keys.prior_logits) in tensordict.keys(True):
+            raise KeyError("Advice under 'next' alone: keep it at the root too, beside state.")
         return losses, imagined
 
     def complete(self, tensordict: TensorDictBase) -> tuple[list[Tensor], Tensor | None]:
@@ -418,11 +419,8 @@ class LoReActorLoss(LossModule):
             terms["loss_lore_constraint"] = self.multiplier.clone() * scale * excess
             if self.training:
                 violation = torch.where(valid.any(), kl.detach() - delta, torch.zeros_like(delta))
-                self.multiplier.copy_(
-                    step_multiplier(
-                        self.multiplier, violation, self.multiplier_lr, self.multiplier_max
-                    )
-                )
+                rate_and_max = (self.multiplier_lr, self.multiplier_max)
+                self.multiplier.copy_(step_multiplier(self.multiplier, violation, *rate_and_max))
             terms["lore_delta"] = delta
             terms["lore_multiplier"] = self.multiplier
         if aligner is not None:
