@@ -6,11 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import (
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictModuleBase,
-)
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
@@ -24,6 +20,7 @@ from lore_torchrl.modules.gaussian_mixing import (
 )
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.running import run_module
 
 
 class Explanation(NamedTuple):
@@ -48,17 +45,6 @@ class _Decision(NamedTuple):
     changed: Tensor
     need: Tensor | None
     origin: Tensor | None
-
-
-def _run(module: TensorDictModuleBase, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    """Return what ``module`` writes under ``key``.
-
-    A plain one-output module is called without its tensordict wrapper, whose write looks
-    for optional packages on disk each time (tensordict 0.14): twice the network's cost.
-    """
-    if type(module) is TensorDictModule and list(module.out_keys) == [key]:
-        return module.module(*(tensordict.get(in_key) for in_key in module.in_keys))
-    return module(tensordict).get(key)
 
 
 class LoReActor(TensorDictModuleBase):
@@ -250,7 +236,7 @@ class LoReActor(TensorDictModuleBase):
 
     def _compute_policy(self, last: TensorDictModuleBase, tensordict: TensorDictBase) -> Tensor:
         """Run the actor's last network, write the policy and return it."""
-        logits = _run(last, tensordict, self.logits_key)
+        logits = run_module(last, tensordict, self.logits_key)
         log_p = logits - logits.logsumexp(-1, keepdim=True)
         tensordict.set(self.logits_key, log_p)
         return log_p
@@ -277,7 +263,7 @@ class LoReActor(TensorDictModuleBase):
         """Return what the gate looks at beside the policy: critic, ensemble, hysteresis."""
         value_logits = None
         if self.value_model is not None:
-            value_logits = _run(self.value_model, tensordict, self.gate.value_logits_key)
+            value_logits = run_module(self.value_model, tensordict, self.gate.value_logits_key)
         disagreement, was_active = self.gate.carried(tensordict)
         if self.disagreement is not None:
             latent = (tensordict.get(key) for key in self.disagreement.in_keys[:2])

@@ -34,10 +34,9 @@ class GaussianImaginationActor(ImaginationActor):
     before the tanh of a bounded policy, whose Jacobian does not depend on the advice.
     """
 
-    def _mixed(
-        self, tensordict: TensorDictBase, advice: tuple[Tensor, Tensor]
-    ) -> torch.distributions.Distribution:
-        return self.actor[-1].get_dist(self._lean(tensordict, advice))
+    def get_dist(self, tensordict: TensorDictBase) -> torch.distributions.Distribution:
+        """Return the mixed distribution; the gradient reaches the actor alone."""
+        return self.actor[-1].get_dist(self._lean(tensordict, self._advice_of(tensordict)))
 
     def _lean(self, tensordict: TensorDictBase, advice: tuple[Tensor, Tensor]) -> TensorDictBase:
         """Run the actor's network, and put the mixture in the place of its policy."""

@@ -13,6 +13,7 @@ from lore_torchrl import keys
 from lore_torchrl.functional import masked_mean
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.running import run_module
 
 
 class ImaginationActor(TensorDictModuleBase):
@@ -66,6 +67,7 @@ class ImaginationActor(TensorDictModuleBase):
         if not beta_max >= 0:
             raise ValueError(f"beta_max must not be negative, got {beta_max}.")
         self.actor = actor
+        self.__dict__["_backbone"] = tuple(actor.module)[:-1]
         self.prior_net = prior_net
         self.mixer = mixer
         self.bandit = bandit
@@ -130,27 +132,27 @@ class ImaginationActor(TensorDictModuleBase):
 
         The advice is constant, so what :meth:`forward` has written is not computed again.
         """
-        return self._mixed(tensordict, self._advice_of(tensordict))
-
-    def _mixed(
-        self, tensordict: TensorDictBase, advice: tuple[Tensor, Tensor]
-    ) -> torch.distributions.Distribution:
         distribution = self.actor.get_dist(tensordict)
-        # Normalised by the distribution already.
-        log_p = distribution.logits.float()
+        mixed = self._mixed(distribution.logits.float(), self._advice_of(tensordict))
+        return type(distribution)(logits=mixed)
+
+    def _mixed(self, log_p: Tensor, advice: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mixed logits, which need not be normalised."""
         prior, weight = advice
-        shift = self.mixer.shift(log_p.detach(), prior, self.beta_max * self.trust * weight)
-        return type(distribution)(logits=log_p + shift)
+        weight = self.beta_max * self.trust * weight
+        return log_p + self.mixer.shift(log_p.detach(), prior, weight)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an action, its log-probability, the mixed logits and the advice in them."""
         with torch.no_grad() if self.scored else nullcontext():
             advice = self.advice(tensordict)
-            distribution = self._mixed(tensordict, advice)
-            action = distribution.rsample() if distribution.has_rsample else distribution.sample()
-            head = self.actor[-1]
             for key, value in zip(self.in_keys[-2:], advice, strict=True):
                 tensordict.set(key, value)
-            tensordict.set(head.in_keys[0], distribution.logits)
-            tensordict.set(head.out_keys[0], action)
-            return tensordict.set(head.log_prob_key, distribution.log_prob(action))
+            *body, last = self._backbone
+            for module in body:
+                module(tensordict)
+            head = self.actor[-1]
+            logits = run_module(last, tensordict, head.in_keys[0])
+            log_p = torch.log_softmax(logits.float(), -1)
+            tensordict.set(head.in_keys[0], self._mixed(log_p, advice))
+            return head(tensordict)
