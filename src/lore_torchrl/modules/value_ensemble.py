@@ -89,18 +89,18 @@ class ValueEnsemble(TensorDictModuleBase):
             belief: Shape ``[*B, belief_dim]``.
 
         Returns:
-            Values with shape ``[K, *B, 1]``.
+            Values with shape ``[K, *B, 1]``, float32.
         """
-        features = torch.cat((state, belief), -1)
-        value = self.network(features)
-        return value if self.prior is None else value + self.prior_scale * self.prior(features)
+        # In bfloat16 the rounding of the members would be larger than what sets them apart.
+        with torch.autocast(state.device.type, enabled=False):
+            features = torch.cat((state, belief), -1).float()
+            value = self.network(features)
+            return value if self.prior is None else value + self.prior_scale * self.prior(features)
 
     @torch.no_grad()
     def variance(self, state: Tensor, belief: Tensor) -> Tensor:
         """Return the variance across the members, ``[*B, 1]``, float32, without gradient."""
-        # In bfloat16 the rounding of the members would be larger than what sets them apart.
-        with torch.autocast(state.device.type, enabled=False):
-            return ensemble_variance(self.predict(state.float(), belief.float()))
+        return ensemble_variance(self.predict(state, belief))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the variance of the value."""

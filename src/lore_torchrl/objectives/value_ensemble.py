@@ -80,7 +80,8 @@ class ValueEnsembleLoss(LossModule):
         """Compute the loss and its metric for a target that is not in the tensordict.
 
         Args:
-            tensordict: ``state`` and ``belief``, any batch shape ``*B``.
+            tensordict: ``state`` and ``belief``, any batch shape ``*B``. The variance of each
+                state is written there, as by the ensemble itself.
             value_target: Return, shape ``[*B, 1]``.
             valid: States that count, boolean, shape ``[*B, 1]``. Default: all.
         """
@@ -95,9 +96,10 @@ class ValueEnsembleLoss(LossModule):
             valid = torch.ones_like(value_target, dtype=torch.bool)
         # A number that does not count must not reach the gradient either, were it infinite.
         target = symlog(value_target.detach().float()).masked_fill(~valid, 0.0)
-        predicted = self.ensemble.predict(state, belief).float()
+        predicted = self.ensemble.predict(state, belief)
         error = (predicted - target).square().mean(0)
         spread = ensemble_variance(predicted.detach())
+        tensordict.set(self.ensemble.out_keys[0], spread)
         return TensorDict(
             {
                 "loss_value_ensemble": masked_mean(error, valid),
