@@ -329,11 +329,14 @@ class LoReActorLoss(LossModule):
             raise KeyError("Advice under 'next' alone: keep it at the root too, beside state.")
         return losses, imagined
 
-    def complete(self, tensordict: TensorDictBase) -> tuple[list[Tensor], Tensor | None]:
+    def complete(
+        self, tensordict: TensorDictBase, own: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[list[Tensor], Tensor | None]:
         """Return the advice of each state, PriorNet's where the adviser gave none.
 
         Args:
             tensordict: As in :meth:`advice_terms`.
+            own: What :meth:`PriorNet.advise` returned for its states, if it is known already.
 
         Returns:
             Logits, confidence and mask, and where they are PriorNet's (``None`` without one).
@@ -342,7 +345,8 @@ class LoReActorLoss(LossModule):
         advice = [tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
         if self.prior_net is None:
             return advice, None
-        own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
+        if own is None:
+            own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
         filled = self.prior_net.fill(own, *advice)
         return list(filled[:3]), filled.learnt
 
@@ -379,9 +383,9 @@ class LoReActorLoss(LossModule):
         if aligner is not None and self.training:
             aligner.update(policy.detach(), prior_logits, valid)
         prior = mixing.prior(prior_logits)
-        trust = self._trust(raw[1], learnt)
-        valid = valid.squeeze(-1)
-        if trust is not None:
+        trust, valid = None, valid.squeeze(-1)
+        if self.calibrator is not None:
+            trust = self.calibrator.trust(raw[1], None if learnt is None else learnt.long())
             weight = weight * trust
             terms["lore_trust"] = masked_mean(trust.squeeze(-1), valid)
         weight = weight.squeeze(-1)
@@ -434,9 +438,3 @@ class LoReActorLoss(LossModule):
             },
             [],
         )
-
-    def _trust(self, confidence: Tensor, learnt: Tensor | None) -> Tensor | None:
-        """Return what the calibrator makes of each state's advice, ``[*B, 1]``."""
-        if self.calibrator is None:
-            return None
-        return self.calibrator.trust(confidence, None if learnt is None else learnt.long())

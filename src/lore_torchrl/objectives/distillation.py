@@ -81,23 +81,27 @@ class PriorNetLoss(LossModule):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the loss and its metrics; zero where no state carries advice."""
         tk = self.tensor_keys
-        names = (*self.prior_net.in_keys, tk.prior_logits, tk.confidence, tk.mask)
-        return self.terms(*(tensordict.get(key) for key in names))
+        state, belief = (tensordict.get(key).detach() for key in self.prior_net.in_keys)
+        advice = (tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
+        return self.terms(self.prior_net.predict(state, belief), *advice)
 
     def terms(
-        self, state: Tensor, belief: Tensor, prior_logits: Tensor, confidence: Tensor, mask: Tensor
+        self,
+        own: tuple[Tensor, Tensor],
+        prior_logits: Tensor,
+        confidence: Tensor,
+        mask: Tensor,
     ) -> TensorDict:
         """Compute the loss and its metrics on tensors.
 
         Args:
-            state: Stochastic states, shape ``[*B, S]``.
-            belief: Beliefs, shape ``[*B, D]``.
+            own: What :meth:`PriorNet.predict` returned for detached states ``[*B]``.
             prior_logits: The adviser's logits for them, shape ``[*B, A]``.
             confidence: Their confidence, shape ``[*B, 1]``.
             mask: Where there is advice, boolean, shape ``[*B, 1]``.
         """
         logits, weight, valid = clean_advice(prior_logits, confidence, mask)
-        own, raw = self.prior_net.predict(state.detach(), belief.detach())
+        own, raw = own
         kl = categorical_kl(torch.log_softmax(logits, -1), torch.log_softmax(own, -1))
         agrees = (own.argmax(-1, keepdim=True) == logits.argmax(-1, keepdim=True)).float()
         doubt = torch.nn.functional.binary_cross_entropy_with_logits(

@@ -145,11 +145,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if not (self.actor_loss.active or self.prior_net_loss or self.outcomes):
             return result
         advised = self._advised(context, sample)
+        own = outcomes = None
         if self.prior_net_loss is not None:
-            tk = self.actor_loss.tensor_keys
-            names = (tk.state, tk.belief, tk.prior_logits, tk.confidence, tk.mask)
-            result.update(self.prior_net_loss.terms(*(advised.get(key) for key in names)))
-        advice, outcomes = self.actor_loss.complete(advised), None
+            terms, own = self._distil(advised)
+            result.update(terms)
+        advice = self.actor_loss.complete(advised, own)
         if self.outcomes is not None:
             outcomes = self.outcomes.evaluate(advised, sample)
             result.update(self._judge(outcomes, advice, advised, sample))
@@ -176,6 +176,16 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                 value = value.reshape(*sample.batch_size, 1)
             advised.set(getattr(actor_keys, name), value)
         return advised
+
+    def _distil(self, advised: TensorDictBase) -> tuple[TensorDict, tuple[Tensor, Tensor] | None]:
+        """Teach PriorNet the advice; return also what it says itself, if it is the actor's."""
+        tk, net = self.actor_loss.tensor_keys, self.prior_net_loss.prior_net
+        logits, raw = net.predict(advised.get(tk.state), advised.get(tk.belief))
+        names = (tk.prior_logits, tk.confidence, tk.mask)
+        terms = self.prior_net_loss.terms((logits, raw), *(advised.get(key) for key in names))
+        if net is not self.actor_loss.prior_net:
+            return terms, None
+        return terms, (logits.detach(), raw.detach().sigmoid())
 
     def _judge(
         self,
