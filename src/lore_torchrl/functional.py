@@ -29,10 +29,10 @@ def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
         >>> masked_mean(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]))
         tensor(1.)
     """
-    weight = weight.to(value.dtype)
-    counted = weight > 0
-    total = torch.where(counted, value * weight, torch.zeros_like(value)).sum()
-    return total / counted.sum().clamp_min(1)
+    if weight.dtype != torch.bool:
+        value = value * weight.to(value.dtype)
+        weight = weight > 0
+    return torch.where(weight, value, 0.0).sum() / weight.sum().clamp_min(1)
 
 
 def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
