@@ -169,8 +169,10 @@ class ShareBandit(nn.Module):
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.register_buffer("granted", torch.tensor(trial_episodes))
-        # What arms are drawn from: it changes with an episode, and is read at every step.
+        # What arms are drawn from, and the trust: they change with an episode, and are read at
+        # every step and update.
         self.register_buffer("drawn_from", torch.zeros(len(arms)))
+        self.register_buffer("_trust", torch.zeros(()), persistent=False)
         self.refresh()
 
     def _normalised(self, total: Tensor, count: Tensor) -> Tensor:
@@ -237,8 +239,10 @@ class ShareBandit(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring ``drawn_from`` up to date, after a buffer was changed from outside."""
+        """Bring what is derived up to date, after a buffer was changed from outside."""
         self.drawn_from.copy_(self.probs())
+        span = self.trust_high - self.trust_low
+        self._trust.copy_(((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0))
 
     def trust(self) -> Tensor:
         r"""Return how much of what advice teaches is let through, a scalar.
@@ -246,8 +250,7 @@ class ShareBandit(nn.Module):
         :math:`\mathrm{clip}((e - t_{low}) / (t_{high} - t_{low}), 0, 1)`: nothing until
         advised episodes have shown that they return more.
         """
-        span = self.trust_high - self.trust_low
-        return ((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0)
+        return self._trust.clone()
 
     def probs(self) -> Tensor:
         """Compute the distribution that arms are drawn from, shape ``[K]``."""
@@ -268,12 +271,9 @@ class ShareBandit(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         # Checkpoints of format 0 were written before arms were drawn from a buffer.
-        derived = prefix + "drawn_from" not in state_dict
-        if derived:
-            state_dict[prefix + "drawn_from"] = self.drawn_from.clone()
+        state_dict.setdefault(prefix + "drawn_from", self.drawn_from.clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        if derived:
-            self.refresh()
+        self.refresh()
 
     def get_extra_state(self) -> Tensor:
         """Return the state of the random stream, for ``state_dict``."""
