@@ -250,13 +250,15 @@ def align_temperature(
         Scalar temperature. Without a valid row it is meaningless; see
         :class:`~lore_torchrl.modules.TemperatureAligner`, which then keeps its own.
     """
-    keep = valid.to(log_p.dtype)
-    target = (log_p.exp() * prior_logits * keep).sum()
+    counted = torch.where(valid, prior_logits, 0.0)
+    target = (log_p.exp() * counted).sum()
+    # Actions first: there a CPU is several times as fast.
+    logits, counted = (x.movedim(-1, 0).contiguous() for x in (prior_logits, counted))
     low = log_p.new_tensor(1.0 / maximum)
     high = log_p.new_tensor(1.0 / minimum)
     for _ in range(iterations):
         middle = (low + high) / 2
-        expected = (torch.softmax(middle * prior_logits, -1) * prior_logits * keep).sum()
+        expected = (torch.softmax(middle * logits, 0) * counted).sum()
         rising = expected > target
         low, high = torch.where(rising, low, middle), torch.where(rising, middle, high)
     return 2.0 / (low + high)
