@@ -177,8 +177,11 @@ def test_the_prompt_names_everything_and_its_hash_tells_prompts_apart(tmp_path):
             advisor(server),
             advisor(server, mode="json", prompt=str(own)),
             advisor(server, mode="json", send_image=True),
+            advisor(server, mode="json", temperature=0.3),
+            advisor(server, mode="json", votes=3),
+            advisor(server, mode="json", extra_body={"top_k": 1}),
         ]
-        assert len({asked.cache_prefix for asked in (one, *others)}) == 5
+        assert len({asked.cache_prefix for asked in (one, *others)}) == 8
         assert advisor(server, mode="json").prompt_hash == one.prompt_hash
         # Probing must not change the key under which earlier answers are kept.
         auto = others[1]
@@ -255,7 +258,7 @@ def test_it_pickles_before_and_after_it_was_used(monkeypatch):
 def test_the_key_shows_nowhere(mode, caplog):
     caplog.set_level(logging.DEBUG)
     with FaultServer(after=mode, huge_bytes=2 << 20) as server:
-        asked = advisor(server, deadline_s=0.4, retries=1)
+        asked = advisor(server, deadline_s=1.0, retries=1)
         answer = ask(asked)
         assert server.requests[0][1]["authorization"] == f"Bearer {KEY}"
     for text in (caplog.text, repr(asked), repr(answer), str(answer), repr(answer.usage)):

@@ -243,6 +243,8 @@ def test_wrappers_show_what_they_wrap():
         assert copy.copy(wrapped).model == "some-model"
     prefixes = {wrapped.cache_prefix for wrapped in all_wrapped(lambda seed: Costly(), 0)}
     assert len(prefixes) == 4
+    truncated = {TruncatedAdvisor(Costly(), seed=seed).cache_prefix for seed in (0, 1)}
+    assert len(truncated) == 2
 
 
 def test_turning_closes_both_and_shows_whose_turn_it_is():

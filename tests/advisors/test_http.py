@@ -202,9 +202,23 @@ def test_the_rate_is_limited():
         return await asyncio.gather(*asks, return_exceptions=True)
 
     with FaultServer() as server:
-        outcomes = asyncio.run(many(client(server, requests_per_minute=3, deadline_s=1.0)))
+        outcomes = asyncio.run(many(client(server, requests_per_minute=3, deadline_s=3.0)))
         assert server.total == 3
     assert sum(isinstance(outcome, AdviceError) for outcome in outcomes) == 2
+
+
+def test_waiting_for_its_own_turn_is_no_fault_of_the_server():
+    async def many(asker: JSONClient):
+        await asker.post("/chat/completions", BODY)
+        asks = (asker.post("/chat/completions", BODY, until=0.0) for _ in range(3))
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    breaker = CircuitBreaker(failures=1)
+    with FaultServer() as server:
+        asker = client(server, requests_per_minute=1, breaker=breaker)
+        outcomes = asyncio.run(many(asker))
+        assert [outcome.kind for outcome in outcomes] == ["timeout"] * 3
+        assert (server.total, breaker.state) == (1, "closed")
 
 
 def test_the_breaker_spares_a_dead_server_and_tries_it_again():

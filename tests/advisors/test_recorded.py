@@ -93,6 +93,12 @@ def test_a_row_holds_request_answer_and_cost(tmp_path):
     assert (answer, answer.usage, answer.raw) == (advice, advice.usage, "go left")
 
 
+def test_half_an_emoji_costs_neither_answer_nor_record(tmp_path):
+    recorded(tmp_path / "a", [Advice((0.0, 1.0), raw="ok \ud83d")], requests=[ask("k")])
+    (answer,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k"))
+    assert (answer.logits, answer.raw) == ((0.0, 1.0), "ok ?")
+
+
 def test_every_bit_of_a_logit_survives(tmp_path):
     values = (np.float32(0.1), 1 / 3)
     recorded(tmp_path / "a", [Advice(values)], requests=[ask("k")])

@@ -109,3 +109,14 @@ def test_advice_that_float32_does_not_hold_is_refused(logit):
     with pytest.raises(NotFiniteError, match="finite, 1e\\+30 at most"):
         Advice((0.0, logit))
     assert Advice((0.0, -1e30)).logits[1] == -1e30
+
+
+def test_a_store_keeps_advisers_of_other_settings_apart():
+    settings = [
+        {}, {"competence": -1.0}, {"competence": 0.5}, {"competence": 0.5, "seed": 1},
+        {"sharpness": 2.0}, {"confidence": 0.5},
+    ]  # fmt: skip
+    prefixes = {ScriptedAdvisor(planner, **kwargs).cache_prefix for kwargs in settings}
+    assert len(prefixes) == len(settings)
+    # What is never drawn makes no difference.
+    assert ScriptedAdvisor(planner, seed=1).cache_prefix in prefixes

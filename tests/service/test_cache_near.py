@@ -169,6 +169,7 @@ def test_contents_are_equal_across_a_restart(store, with_state):
     for n in range(5):
         cache.put(f"key {n}", advice(n / 7, 1e-300), coarse=f"room {n % 2}", latent=[n / 3, 0.1])
     cache.get("key 1")
+    cache.pull()
     state = travelled(cache)
     store.close()
 

@@ -17,6 +17,9 @@ from lore_torchrl.advisors.errors import (
     StatusError,
     Usage,
 )
+from lore_torchrl.advisors.flawed import StaleAdvisor, TurningAdvisor
+from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy, Cooldown, desk
 from lore_torchrl.service.pauses import FailureBackoff
 
@@ -343,7 +346,9 @@ def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatc
         assert service.lookup("wall") is not None
         monkeypatch.setattr(store, "read", full)
         assert service.lookup("nothing") is None
-        assert service.errors["store"] >= 2
+        assert service.consult([other])[0].advice is None
+        assert service.state_dict()["cache"]["entries"][0][0] == "wall"
+        assert service.errors["store"] >= 4
         assert service.stats()["calls"] == 1
 
 
@@ -354,3 +359,27 @@ def test_an_adviser_whose_advise_is_not_async_is_named():
 
     with make_service(Plain()) as service, pytest.raises(FatalAdviceError, match="async def"):
         service.ask([request("a")])
+
+
+def test_another_adviser_begins_anew_with_the_answers_that_there_are(tmp_path):
+    def planner(request):
+        return [0.0, 1.0]
+
+    def advisers():
+        right = ScriptedAdvisor(planner, competence=0.5)
+        return [right, StaleAdvisor(right), TurningAdvisor(right, right), KnownAdvisor()]
+
+    for saved, before in enumerate(advisers()):
+        with make_service(before) as service:
+            service.ask([request("a")])
+            state = json.loads(json.dumps(service.state_dict()))
+        for loaded, after in enumerate(advisers()):
+            with make_service(after) as service:
+                service.load_state_dict(state)
+                assert service.stats()["calls"] == 1
+                if loaded == saved and hasattr(after, "state_dict"):
+                    assert after.state_dict() == before.state_dict()
+    recorded = RecordingAdvisor(advisers()[0], tmp_path / "answers.sqlite")
+    with make_service(recorded) as service:
+        service.load_state_dict(state)
+    recorded.close()

@@ -69,3 +69,21 @@ def test_the_last_questions_are_remembered_by_their_number():
         (reply,) = asked.consult([REQUEST], [HALL])
         assert asked.question(reply.advice_id) is REQUEST
         assert asked.question(99) is None
+
+
+def test_while_a_vote_is_in_flight_no_other_is_wanted():
+    released = []
+    with service("async") as asked:
+        asked.consult([REQUEST], [HALL])
+        assert asked.drain(5.0) == 0
+        asked.take_late()
+        asked.advisor.gate = lambda: released
+        asked.find("hall 1", HALL)
+        assert asked.wants("hall 1", HALL, known=True)
+        assert asked.consult([REQUEST], [HALL])[0].advice_id == 2
+        for _ in range(3):
+            reply = asked.find("hall 1", HALL)
+            assert reply.advice_id == -2 and reply.advice.logits == (3.0, 0.0), "it stands in"
+            assert not asked.wants("hall 1", HALL, known=True)
+        released.append(True)
+        assert asked.drain(5.0) == 0

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
@@ -200,8 +201,11 @@ class ChatAdvisor:
 
     @property
     def prompt_hash(self) -> str:
-        """SHA-256 of all that shapes the answers beside the question: prompt, mode, model."""
-        parts = [self.mode, self.model, str(self.settings.send_image)]
+        """SHA-256 of all that shapes the answers beside the question: prompt, mode, settings.
+
+        Not of where the server is.
+        """
+        parts = [self.mode, json.dumps(asdict(self.settings), sort_keys=True)]
         parts += [template.source for template in self._templates.values()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

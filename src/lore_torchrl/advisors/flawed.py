@@ -153,13 +153,14 @@ class TruncatedAdvisor(_Wrapper):
             )
         self.advisor = advisor
         self.keep = keep
+        self.seed = seed
         # A stream of its own: the wrapped adviser may have been given the same seed.
         self._random = random.Random(f"truncated {seed}")
 
     @property
     def cache_prefix(self) -> str:
         """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
-        return f"truncated-{self.keep:g}:{getattr(self.advisor, 'cache_prefix', '')}"
+        return f"truncated-{self.keep:g},{self.seed}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Ask the wrapped adviser, and leave out actions from each answer."""
@@ -244,7 +245,7 @@ class TurningAdvisor(_Wrapper):
     def cache_prefix(self) -> str:
         """Both advisers' own behind a mark; the turn does not change it."""
         inner = (getattr(one, "cache_prefix", "") for one in (self.before, self.after))
-        return f"turns-{self.turn_after}:{''.join(inner)}"
+        return f"turns-{self.turn_after}:{'|'.join(inner)}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Put each question to the one whose turn it is."""

@@ -182,7 +182,9 @@ class JSONClient:
         except BaseException:
             self.breaker.undecided()
             raise
-        if _is_servers_fault(outcome):
+        if isinstance(outcome, _NeverSent) and attempts == 1:
+            self.breaker.undecided()
+        elif _is_servers_fault(outcome):
             self.breaker.failure()
         else:
             self.breaker.success()
@@ -214,15 +216,20 @@ class JSONClient:
         the request, and with it the key, and would hang on as context.
         """
         httpx = _import_httpx()
+        sent = False
         try:
             async with asyncio.timeout_at(until):
                 async with pool.places:
                     if pool.limiter is not None:
                         await pool.limiter.acquire()
                     self.sent += 1
+                    sent = True
                     outcome = await self._exchange(pool.client, path, content)
         except TimeoutError:
-            outcome = DeadlineError("No answer within the deadline.")
+            if sent:
+                outcome = DeadlineError("No answer within the deadline.")
+            else:
+                outcome = _NeverSent("The rate limit or max_concurrency kept it past the deadline.")
         except httpx.DecodingError as err:
             outcome = MalformedError(self._line(f"The body cannot be decoded: {err}"))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
@@ -288,6 +295,10 @@ class JSONClient:
             await pool.client.aclose()
 
 
+class _NeverSent(DeadlineError):
+    """The deadline passed while a request waited for its turn: no fault of the server."""
+
+
 class _Pool:
     """What belongs to one event loop: connections, places and the rate limit."""
 
@@ -337,8 +348,9 @@ def _is_servers_fault(outcome: dict[str, Any] | AdviceError) -> bool:
 
 def _checked_url(base_url: str) -> str:
     parts = urlsplit(base_url)
-    # The value stays out of these two messages: it may hold a password or a key.
-    if "@" in parts.netloc:
+    # The value stays out of these two messages: it may hold a password or a key. Without a
+    # scheme that is no netloc.
+    if "@" in (parts.netloc or base_url):
         raise ValueError("base_url must not hold credentials: give the key as api_key.")
     if parts.query or parts.fragment:
         raise ValueError("base_url must end with its path, without '?' and '#'.")

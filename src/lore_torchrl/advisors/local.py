@@ -148,7 +148,9 @@ class LocalAdvisor:
     @property
     def cache_prefix(self) -> str:
         """What tells this adviser's answers from those of another model or prompt."""
-        settings = f"{self.model_name}\0{self.prompt}\0{self.chat}\0{self.length_normalised}"
+        dtype = next(self.model.parameters()).dtype
+        told = (self.prompt, self.chat, self.length_normalised, self.max_tokens, self.truncate)
+        settings = "\0".join(map(str, (self.model_name, dtype, *told)))
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:

@@ -237,7 +237,8 @@ def _row(
     secrets: tuple[str, ...],
 ) -> tuple[Any, ...]:
     def clean(text: str) -> str:
-        return redact(text, secrets)
+        # Half an emoji, as JSON may hold it, is no text to SQLite.
+        return redact(text, secrets).encode("utf-8", "replace").decode()
 
     answer = recorded.answer
     logits = confidence = kind = status = message = None

@@ -73,7 +73,16 @@ class ScriptedAdvisor:
         self.competence = competence
         self.sharpness = sharpness
         self.confidence = confidence
+        self.seed = seed
         self._random = random.Random(seed)
+
+    @property
+    def cache_prefix(self) -> str:
+        """What tells this adviser's answers from those of another in the same store."""
+        planner = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
+        told = f"{planner},{self.competence:g},{self.sharpness:g},{self.confidence:g}"
+        # Where the best action is always advised, nothing is drawn.
+        return f"scripted-{told}{'' if self.competence == 1.0 else f',{self.seed}'}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
         """Answer each request, or ``None`` where the planner has no answer."""

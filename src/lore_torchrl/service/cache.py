@@ -351,6 +351,15 @@ class AdviceCache:
     def _stored(self, where: str, value: Any) -> list[StoredAnswer]:
         return [] if self._table is None else self._table.select(where, value, self.max_entries)
 
+    def pull(self) -> None:
+        """Take in what other processes have put into the store since the last miss.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        with self._lock:
+            self._pull()
+
     def _pull(self) -> None:
         """Take in what the store has got since the last time, oldest first."""
         rows = self._stored("seq > ?", self._seen)
@@ -368,9 +377,11 @@ class AdviceCache:
     # ---- progress ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries, least recently used first, and counters as JSON-able types."""
+        """Return entries, least recently used first, and counters as JSON-able types.
+
+        The entries are those in memory: see :meth:`pull`.
+        """
         with self._lock:
-            self._pull()
             return {
                 "entries": [
                     [key, list(entry.advice.logits), entry.advice.confidence, self._extra(entry)]

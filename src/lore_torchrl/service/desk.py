@@ -151,9 +151,8 @@ class AdviceDesk:
         """
         with self.lock:
             if self.flight.oldest_s > self.timeout_s + _GRACE_S:
-                count = self.flight.give_up()
-                failures = [("timeout", "the adviser blocks its event loop")] * count
-                verdict = Verdict([None] * count, failures)
+                given_up = self.flight.give_up()
+                verdict = self._keep(given_up, TimeoutError("the adviser blocks its event loop"))
                 self.counters.judged(verdict, latency_s=0.0, late=True)
                 self._abandon()
             error, self._fatal = self._fatal, None
@@ -185,7 +184,7 @@ class AdviceDesk:
         """
         self.drain(drain_s)
         with self.lock:
-            self.counters.dropped(self.flight.give_up())
+            self.counters.dropped(len(self.flight.give_up()))
             worker, self._worker = self._worker, None
         if worker is not None:
             self._close_advisor(worker)

@@ -19,7 +19,8 @@ class Reply(NamedTuple):
     """Advice that is there, and the request that it comes or will come from.
 
     Args:
-        advice_id: Number of the request, 0 for none or for advice from the cache.
+        advice_id: Number of the request, 0 for none or for advice from the cache; negative
+            where that advice stands in until the request's own comes.
         advice: ``None`` where there is none, or not yet.
     """
 
@@ -112,12 +113,12 @@ class Flight:
         if len(self._late) > _MAX_LATE:
             self._late.popitem(last=False)
 
-    def give_up(self) -> int:
-        """Wait for no question any more and return how many there were."""
-        count = len(self._calls)
-        for call in list(self._calls.values()):
+    def give_up(self) -> list[Call]:
+        """Wait for no question any more and return those that there were."""
+        calls = list(self._calls.values())
+        for call in calls:
             self.land(call, None)
-        return count
+        return calls
 
     def claim(self, advice_id: int) -> bool:
         """Take an answer out of the late ones; false where it is not among them."""

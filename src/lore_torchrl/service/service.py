@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from torchrl import logger as torchrl_logger
+
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.service.answers import Verdict, judge
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
@@ -162,7 +165,9 @@ class AdviceService:
         return self.find(key).advice
 
     def find(self, key: str, near: Near = _NOWHERE, *, count: bool = True) -> Reply:
-        """Return the cached advice for a situation, or the id of the question in flight about it.
+        """Return the cached advice for a situation, and the id of the question in flight about it.
+
+        The id is negative where there is advice meanwhile.
 
         Args:
             key: Key of the situation.
@@ -177,19 +182,26 @@ class AdviceService:
         advice = None
         with self._storing():
             advice = look(self._prefixed(key), self._prefixed(near.coarse), near.latent)
-        return Reply(0 if advice is not None else advice_id, advice)
+        return Reply(advice_id if advice is None else -advice_id, advice)
 
     def wants(self, key: str, near: Near, *, known: bool) -> bool:
         """Return whether a question about a situation is worth its price.
 
         See :meth:`AdviceCache.wants`: not where ``known``, unless its class has too few
-        answers for how often it is visited.
+        answers for how often it is visited. Nor while one about it is in flight.
         """
+        if self._desk.flight.advice_id(key):
+            return False
         return self.cache.wants(self._prefixed(key), self._prefixed(near.coarse), known=known)
 
     def refute(self, key: str, action: int) -> None:
         """Take note that ``action`` left a situation as it was: see :class:`AdviceCache`."""
         self.cache.refute(self._prefixed(key), action)
+
+    def _peek(self, key: str) -> Advice | None:
+        with self._storing():
+            return self.cache.peek(self._prefixed(key))
+        return None  # the store could not be read, which is counted
 
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
@@ -218,7 +230,7 @@ class AdviceService:
             return self._ask(requests, near)
         replies = []
         for request, advice_id in zip(requests, self.submit(requests, near), strict=True):
-            advice = self.cache.peek(self._prefixed(request.cache_key))
+            advice = self._peek(request.cache_key)
             with self._desk.lock:
                 landed = advice is not None and self._desk.flight.claim(advice_id)
                 if landed:
@@ -297,7 +309,7 @@ class AdviceService:
         near = near or [_NOWHERE] * len(requests)
         for request, place in zip(requests, near, strict=True):
             key = request.cache_key
-            known[key] = Reply(0, self.cache.peek(self._prefixed(key)))
+            known[key] = Reply(0, self._peek(key))
             if known[key].advice is None or self.wants(key, place, known=True):
                 unknown.setdefault(key, (request, place))
         return known, list(unknown.values())
@@ -422,13 +434,18 @@ class AdviceService:
         # After the counters: an answer that lands in between is counted as lost, and kept.
         state["budget"] = self.budget.state_dict()
         state["policy"] = self.policy.state_dict()
+        with self._storing():
+            self.cache.pull()
         state["cache"] = self.cache.state_dict()
         if hasattr(self.advisor, "state_dict"):
             state["advisor"] = self.advisor.state_dict()
+            state["advisor_kind"] = _kind(self.advisor)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all progress. What was in flight then is lost: paid for, never answered.
+
+        An adviser of another class than the saved one begins anew.
 
         Args:
             state: What :meth:`state_dict` returned.
@@ -442,4 +459,18 @@ class AdviceService:
             self.counters.dropped(int(state["in_flight"]))
             self._last_id = int(state["last_id"])
         if "advisor" in state and hasattr(self.advisor, "load_state_dict"):
-            self.advisor.load_state_dict(state["advisor"])
+            # Checkpoints of format 0 do not tell whose state it is.
+            found, saved = _kind(self.advisor), state.get("advisor_kind", _kind(self.advisor))
+            if found == saved:
+                self.advisor.load_state_dict(state["advisor"])
+            else:
+                torchrl_logger.warning(f"The adviser was {saved} and is {found}: it begins anew.")
+
+
+def _kind(advisor: Any) -> str:
+    """Name the classes of an adviser and those that it wraps; a recorder is none of them."""
+    if isinstance(advisor, RecordingAdvisor):
+        return _kind(advisor.advisor)
+    parts = getattr(advisor, "__dict__", {})
+    inner = [parts[name] for name in ("advisor", "before", "after") if name in parts]
+    return "/".join((type(advisor).__name__, *map(_kind, inner)))
