@@ -197,6 +197,14 @@ def situation(cells: dict[tuple[int, int], str], facing: int = DOWN, **held: int
         ({}, DOWN, {"energy": 2}, "sleep"),
         # A way around the lava.
         ({(1, 0): "lava", (2, 0): "tree", (0, 1): "lava"}, RIGHT, {}, "move_up"),
+        # Nor into it where there is no way on.
+        (
+            {(-1, 0): "lava", (1, 0): "stone", (0, -1): "stone", (0, 1): "stone"},
+            UP,
+            {},
+            "move_right",
+        ),
+        ({(-1, 0): "lava", (1, 0): "lava", (0, -1): "lava", (0, 1): "lava"}, UP, {}, "noop"),
     ],
 )
 def test_what_the_planner_finds_best(cells, facing, held, best):

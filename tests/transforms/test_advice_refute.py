@@ -30,6 +30,10 @@ class Paid(Halting):
     reward = 1.0
 
 
+class Costly(Halting):
+    reward = -0.01
+
+
 class Stubborn:
     """Advises one action; from the second question about a situation on, another."""
 
@@ -65,6 +69,11 @@ def test_advice_that_changed_nothing_is_asked_for_anew():
     assert actions == [STAY, FORWARD, STAY, FORWARD]
     assert service.stats()["refuted"] == 2
     assert service.advisor.asked == ["0", "0", "1", "1", "2"]
+
+
+def test_what_costs_something_and_changes_nothing_is_refuted():
+    actions, service = follow(Stubborn(STAY, FORWARD), env=Costly)
+    assert actions == [STAY, FORWARD, STAY, FORWARD] and service.stats()["refuted"] == 2
 
 
 def test_an_adviser_that_repeats_itself_is_heard_once_more_and_not_again():

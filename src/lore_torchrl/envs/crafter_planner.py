@@ -175,8 +175,9 @@ def _explore(here: _Situation) -> Iterator[str | None]:
     if here.ahead in _ORES and here.can_collect(here.ahead):
         yield "do"
     back = here.facing ^ 1
-    rooms = [(_room(here, side), side != back, -side) for side in range(4) if side != here.facing]
-    yield f"move_{DIRECTION_NAMES[-max(rooms)[2]]}"
+    sides = [side for side in range(4) if here.at(_step(_CENTRE, side)) != "lava"]
+    rooms = [(_room(here, side), side != back, -side) for side in sides if side != here.facing]
+    yield f"move_{DIRECTION_NAMES[-max(rooms)[2]]}" if rooms else "noop"
 
 
 def _source(item: str) -> str:

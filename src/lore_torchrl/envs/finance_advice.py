@@ -125,13 +125,14 @@ class MarketDescriber:
         """Nothing is remembered."""
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
-        """Return all that :class:`Market` keeps."""
-        return _key(self._read(observation))
+        """Return all that :class:`Market` keeps, and what trades cost."""
+        return self._key(self._read(observation))
 
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return direction, class of volatility and position."""
         market = self._read(observation)
-        return f"{market.direction} {market.mood} {'in' if market.held else 'out'}"
+        rules = f"{market.days}d {self.cost:g}"
+        return f"{rules} {market.direction} {market.mood} {'in' if market.held else 'out'}"
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this day."""
@@ -139,7 +140,7 @@ class MarketDescriber:
         return AdviceRequest(
             _tell(market, self.cost),
             self.actions,
-            _key(market),
+            self._key(market),
             facts={"cost": self.cost, **asdict(market)},
             action_meanings=(
                 "leave things as they are",
@@ -152,11 +153,10 @@ class MarketDescriber:
     def _read(self, observation: Mapping[str, Any]) -> Market:
         return Market.read(observation, max_steps=self.max_steps)
 
-
-def _key(market: Market) -> str:
-    position = f"in{market.gain:+d}" if market.held else "out"
-    end = " end" if market.ending else ""
-    return f"{market.trend:+.1f} {market.week:+.0f} {market.volatility:g} {position}{end}"
+    def _key(self, market: Market) -> str:
+        position = f"in{market.gain:+d}" if market.held else "out"
+        seen = f"{market.trend:+.1f} {market.week:+.0f} {market.volatility:g} {position}"
+        return f"{market.days}d {self.cost:g} {seen}{' end' if market.ending else ''}"
 
 
 def _tell(market: Market, cost: float) -> str:

@@ -97,6 +97,8 @@ class FrozenLakeDescriber:
     def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:
         self.squares = squares
         self.slippery = slippery
+        # One store may hold the answers about several lakes.
+        self._lake = f"{'/'.join(squares)} {'ice' if slippery else 'snow'}"
 
     def observe(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
@@ -104,26 +106,30 @@ class FrozenLakeDescriber:
         """Nothing is remembered."""
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
-        """Return the square's number: all that there is to know."""
-        return str(int(np.argmax(observation["observation"])))
+        """Return the map, how ice is, and the square's number."""
+        return f"{self._lake} {_square(observation)}"
 
     coarse_key = cache_key
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this square."""
-        key = self.cache_key(row, observation)
-        y, x = divmod(int(key), len(self.squares[0]))
+        square = _square(observation)
+        y, x = divmod(square, len(self.squares[0]))
         rows = list(self.squares)
         rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
         ice = "Two moves of three slide to one side." if self.slippery else "Moves go as meant."
         return AdviceRequest(
             f"A frozen lake, seen from above ({_LEGEND}):\n" + "\n".join(rows) + f"\n{ice}",
             self.actions,
-            key,
-            facts={"square": int(key)},
+            self.cache_key(row, observation),
+            facts={"square": square},
             action_meanings=tuple(f"move one square {action}" for action in self.actions),
             mission="reach the goal without falling into a hole",
         )
+
+
+def _square(observation: Mapping[str, Any]) -> int:
+    return int(np.argmax(observation["observation"]))
 
 
 class FrozenLakePlanner:

@@ -232,6 +232,8 @@ class SnakeDescriber:
 
     def __init__(self, *, poison: bool = False) -> None:
         self.poison = poison
+        # One store may hold the answers of both games.
+        self._rules = "poison " if poison else ""
 
     def observe(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
@@ -239,8 +241,8 @@ class SnakeDescriber:
         """Nothing is remembered."""
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
-        """Return the field, cell by cell."""
-        return "".join(_SYMBOLS[cell] for cell in observation["field"].reshape(-1))
+        """Return the field, cell by cell, and whether apples are bad."""
+        return self._rules + "".join(_SYMBOLS[cell] for cell in observation["field"].reshape(-1))
 
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return where the apple lies, and which of the four cells around the head are free."""
@@ -251,7 +253,8 @@ class SnakeDescriber:
             if apple is None
             else "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
         )
-        return side + "".join("x" if _blocked(field, head, action) else "." for action in range(4))
+        around = ("x" if _blocked(field, head, action) else "." for action in range(4))
+        return self._rules + side + "".join(around)
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this field."""

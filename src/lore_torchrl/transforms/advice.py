@@ -373,7 +373,7 @@ class AdviceTransform(Transform):
             key = situations[row] = self.describer.cache_key(row, observation)
             before, self._rows.situations[row] = self._rows.situations[row], key
             stayed = self.refute and self._armed and not is_reset and key == before
-            if stayed and actions[row] == preferred[row] and not rewards[row]:
+            if stayed and actions[row] == preferred[row] and rewards[row] <= 0.0:
                 self.service.refute(key, actions[row])
             near = Near(
                 None if self._coarse_key is None else self._coarse_key(row, observation),
