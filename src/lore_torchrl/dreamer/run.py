@@ -79,7 +79,7 @@ class Run:
 
 
 # Buffers that hold settings, so that a schedule can move them: the configuration's word counts.
-_SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max"}
+_SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max", "eps_init", "eps_end"}
 
 
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
@@ -107,6 +107,9 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         settings = getattr(lore, part)
         shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
         fixed[f"lore.{part}"] = shape
+    # What else the acting policy consists of.
+    fixed["lore.epsilon"] = lore.epsilon.eps_init > 0
+    fixed["lore.calls.td_spike"] = lore.calls.td_spike is not None
     fixed["lore.gate.value_source"] = gate.value_source
     fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
     for name in ("value_weight", "disagreement_weight", "adapt_rate", "hysteresis"):
@@ -284,9 +287,14 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     EvaluationHook(
         partial(_evaluate, c, family, agent), logger, interval=c.evaluation.interval
     ).register(trainer)
+    if late is not None:
+        # Once more, as the last of the round: those before it may have ended the run.
+        trainer.register_op("post_steps", partial(drain, trainer))
     run = Run(c, agent, learner, env, collector, trainer, replay_hook, service, logger)
     if resume is not None:
         _restore(run, resume)
+        if epsilon is not None:
+            epsilon.anneal(trainer.collected_frames)
     return run
 
 
@@ -326,7 +334,8 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
 
 def _restore(run: Run, path: Path) -> None:
     trainer = run.trainer
-    buffers = dict(run.learner.loss.named_buffers())
+    parts = {"loss": run.learner.loss, "policy": run.collector.policy}
+    buffers = {f"{part}.{n}": b for part, m in parts.items() for n, b in m.named_buffers()}
     settings = {name: b.clone() for name, b in buffers.items() if name.split(".")[-1] in _SETTINGS}
     trainer.load_from_file(path)
     for name, value in settings.items():
