@@ -372,3 +372,22 @@ def test_linear_schedule():
 def test_max_entropy():
     uniform = Categorical(logits=torch.zeros(7))
     assert max_entropy(7) == pytest.approx(uniform.entropy().item())
+
+
+def test_the_variance_of_a_two_hot_critic_survives_mixed_precision():
+    bins = torch.linspace(-20.0, 20.0, 255)
+    logits = -((bins - torch.tensor([[0.69], [2.4], [4.6]])) ** 2) / (2 * 0.0225)
+    expected = two_hot_variance(logits, bins)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(two_hot_variance(logits, bins), expected)
+    torch.testing.assert_close(expected, torch.full((3, 1), 0.0225), atol=1e-3, rtol=0.0)
+
+
+def test_the_temperature_does_not_see_rows_that_do_not_count():
+    log_p = torch.log_softmax(torch.randn(2, 4), -1)
+    prior = torch.randn(2, 4)
+    valid = torch.tensor([[True], [False]])
+    bounds = {"minimum": 0.5, "maximum": 4.0}
+    expected = align_temperature(log_p[:1], prior[:1], valid[:1], **bounds)
+    prior[1] = torch.nan
+    assert align_temperature(log_p, prior, valid, **bounds) == expected

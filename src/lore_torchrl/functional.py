@@ -250,15 +250,15 @@ def align_temperature(
         Scalar temperature. Without a valid row it is meaningless; see
         :class:`~lore_torchrl.modules.TemperatureAligner`, which then keeps its own.
     """
-    counted = torch.where(valid, prior_logits, 0.0)
-    target = (log_p.exp() * counted).sum()
+    logits = torch.where(valid, prior_logits, 0.0)
+    target = (log_p.exp() * logits).sum()
     # Actions first: there a CPU is several times as fast.
-    logits, counted = (x.movedim(-1, 0).contiguous() for x in (prior_logits, counted))
+    logits = logits.movedim(-1, 0).contiguous()
     low = log_p.new_tensor(1.0 / maximum)
     high = log_p.new_tensor(1.0 / minimum)
     for _ in range(iterations):
         middle = (low + high) / 2
-        expected = (torch.softmax(middle * logits, 0) * counted).sum()
+        expected = (torch.softmax(middle * logits, 0) * logits).sum()
         rising = expected > target
         low, high = torch.where(rising, low, middle), torch.where(rising, middle, high)
     return 2.0 / (low + high)
@@ -278,8 +278,9 @@ def two_hot_variance(value_logits: Tensor, bins: Tensor) -> Tensor:
         Variance with shape ``[*B, 1]``.
     """
     probs = torch.softmax(value_logits.float(), -1)
-    # One product gives both moments.
-    moments = probs @ torch.stack((bins, bins.square()), -1)
+    # One product gives both moments; in bfloat16, as under autocast, their difference is lost.
+    with torch.autocast(probs.device.type, enabled=False):
+        moments = probs @ torch.stack((bins, bins.square()), -1)
     return (moments[..., 1:] - moments[..., :1].square()).clamp_min(0.0)
 
 

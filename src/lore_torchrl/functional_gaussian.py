@@ -37,7 +37,8 @@ def anchor_moments(probs: Tensor, anchors: Tensor, min_scale: float) -> tuple[Te
         >>> loc.item(), scale.item()
         (0.0, 1.0)
     """
-    loc = probs @ anchors
+    with torch.autocast(probs.device.type, enabled=False):
+        loc = probs @ anchors
     # Around the mean, not as a difference of moments, which rounding may turn negative.
     offsets = anchors - loc.unsqueeze(-2)
     variance = (probs.unsqueeze(-1) * offsets.square()).sum(-2)

@@ -617,3 +617,18 @@ class TestEpisodeShare:
         carried = TensorDict(is_init=torch.ones(1, 1).bool(), batch_size=[1])
         carried[keys.ARM], carried[keys.ARM_PROB] = column(3), column(0.4)
         assert share(carried)[keys.SHARE] == 1
+
+
+def test_an_arm_not_drawn_for_long_stays_possible():
+    bandit = ShareBandit(arms=(0.0, 1.0), exploration=0.0)
+
+    def finished(arm, number):
+        column = torch.full((number, 1), float(arm))
+        ones = torch.ones_like(column)
+        lengths = ones * (100.0 if arm else 1.0)
+        bandit.observe(column.long(), ones * 0.5, ones, lengths, ones.bool())
+
+    finished(1, 1)
+    for _ in range(100):
+        finished(0, 50)
+    assert torch.equal(bandit._shortness()[1], torch.ones(())) and bandit.probs()[1] > 0.0

@@ -145,3 +145,16 @@ def test_no_gradient_and_no_parameters():
 def test_impossible_settings_name_themselves(name):
     with pytest.raises(ValueError, match=name):
         AdviceOutcomes(None, critic(), **{name: 1.5})
+
+
+def test_entries_of_other_names_are_found():
+    posterior, sample = sequences()
+    expected = outcomes_of().evaluate(posterior.clone(), sample)
+    names = {"is_init_key": "first", "reward_key": "r", "done_key": "d", "terminated_key": "t"}
+    renamed = sample.rename_key_("is_init", "first")
+    for old, new in (("reward", "r"), ("done", "d"), ("terminated", "t")):
+        renamed.rename_key_(("next", old), ("next", new))
+    for found, value in zip(
+        outcomes_of().evaluate(posterior, renamed, **names), expected, strict=True
+    ):
+        assert torch.equal(found, value)

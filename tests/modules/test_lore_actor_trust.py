@@ -154,3 +154,13 @@ def test_the_decision_compiles_without_a_graph_break(extra):
     actor.compile_decision(backend="eager", fullgraph=True)
     compiled = act(actor, td)
     torch.testing.assert_close(compiled[keys.MIX_LOGITS], plain[keys.MIX_LOGITS])
+
+
+def test_a_calibrator_must_keep_the_network_apart():
+    actor = DreamerV3DiscreteActor(6, 3, depth=1, num_cells=8)
+    parts = {"value_model": None, "prior_net": PriorNet(6, 3, num_cells=8)}
+    gate = UncertaintyGate(3, value_weight=0.0)
+    with pytest.raises(ValueError, match=r"ConfidenceCalibrator\(num_groups=2\)"):
+        LoReActor(actor, gate, LogitMixer(), calibrator=ConfidenceCalibrator(), **parts)
+    two = ConfidenceCalibrator(num_groups=2)
+    assert LoReActor(actor, gate, LogitMixer(), calibrator=two, **parts).calibrator is two

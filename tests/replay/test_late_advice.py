@@ -158,3 +158,10 @@ def test_counters_are_restored_and_nothing_waits():
 def test_bad_input_is_named(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         LateAdvice(**{name: 0})
+
+
+def test_a_whole_number_as_confidence_is_one_like_any_other():
+    late, replay = LateAdvice(), make_replay()
+    store(late, replay, [7])
+    late.apply(replay, [(7, advice(2, confidence=1))])
+    assert late.written == 1

@@ -15,6 +15,8 @@ from lore_torchrl.control.regret import exp3_regret_bound
 _BASELINE_DECAY = 0.85
 # Where nearly all episodes succeed, or fail, a small drift must not look like proof.
 _LEAST_VARIANCE = 0.1
+# Decayed number of an arm's stretches below which their mean length is not known any more.
+_LEAST_COUNT = 1e-30
 
 
 class ShareBandit(nn.Module):
@@ -185,7 +187,8 @@ class ShareBandit(nn.Module):
         r"""Return :math:`\bar L / L_k` of each arm, 1 where its length is not known."""
         mean = self.length_sums.sum() / self.length_counts.sum()
         shortness = mean * self.length_counts / self.length_sums
-        return torch.where(self.length_sums > 0, shortness, 1.0)
+        # Below, decay has worn both down to numbers that float32 rounds apart.
+        return torch.where(self.length_counts > _LEAST_COUNT, shortness, 1.0)
 
     def exp3_probs(self) -> Tensor:
         """Return the learner's own distribution, ungated, shape ``[K]``."""

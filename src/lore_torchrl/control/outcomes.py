@@ -55,8 +55,6 @@ class AdviceOutcomes(nn.Module):
     Keyword Args:
         gamma: Discount. Default: ``1 - 1 / 333``.
         lmbda: Mixing of the returns. Default: ``0.95``.
-        state_key: Default: ``"state"``.
-        belief_key: Default: ``"belief"``.
         value_key: Decoded value, ``[*B, 1]``. Default: ``"state_value"``.
 
     Raises:
@@ -84,7 +82,16 @@ class AdviceOutcomes(nn.Module):
         self.value_key = value_key
 
     @torch.no_grad()
-    def evaluate(self, posterior: TensorDictBase, sample: TensorDictBase) -> Outcomes:
+    def evaluate(
+        self,
+        posterior: TensorDictBase,
+        sample: TensorDictBase,
+        *,
+        is_init_key: NestedKey = "is_init",
+        reward_key: NestedKey = "reward",
+        done_key: NestedKey = "done",
+        terminated_key: NestedKey = "terminated",
+    ) -> Outcomes:
         """Compute lambda returns and advantages along replayed sequences.
 
         Args:
@@ -93,6 +100,12 @@ class AdviceOutcomes(nn.Module):
             sample: The records ``[N, T]``: ``is_init`` and, under ``"next"``, ``reward``,
                 ``done`` and ``terminated``. What is done at posterior ``t`` is in record
                 ``t + 1``.
+
+        Keyword Args:
+            is_init_key: Default: ``"is_init"``.
+            reward_key: Under ``"next"``, as the two that follow. Default: ``"reward"``.
+            done_key: Default: ``"done"``.
+            terminated_key: Default: ``"terminated"``.
         """
         values = self.value_model(posterior.select(*self.value_model.in_keys))
         # The gate wants the critic's logits for the same states.
@@ -104,12 +117,12 @@ class AdviceOutcomes(nn.Module):
             self.gamma,
             self.lmbda,
             value[:, 1:],
-            following.get(("next", "reward")).reshape(shape).float(),
-            following.get(("next", "done")).reshape(shape),
-            following.get(("next", "terminated")).reshape(shape),
+            following.get(("next", reward_key)).reshape(shape).float(),
+            following.get(("next", done_key)).reshape(shape),
+            following.get(("next", terminated_key)).reshape(shape),
         )
         # A reset record follows the end of an episode: nothing was done there.
-        valid = ~following.get("is_init").reshape(shape)
+        valid = ~following.get(is_init_key).reshape(shape)
         valid = torch.nn.functional.pad(valid, (0, 0, 0, 1))
         returns = torch.nn.functional.pad(returns, (0, 0, 0, 1))
         zero = torch.zeros_like(value)

@@ -19,7 +19,7 @@ from lore_torchrl.modules.gaussian_mixing import (
     MixedGaussian,
 )
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
-from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.prior_net import PriorNet, check_groups
 from lore_torchrl.modules.running import run_module
 
 
@@ -149,6 +149,7 @@ class LoReActor(TensorDictModuleBase):
         self.value_model = value_model if gate.value_weight else None
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
+        check_groups(calibrator, prior_net)
         self.calibrator = calibrator
         self.share_key = share_key
         self.action_key = action_key

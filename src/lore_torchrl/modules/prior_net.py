@@ -165,3 +165,20 @@ class PriorNet(TensorDictModuleBase):
         logits, confidence = self.advise(*(tensordict.get(key) for key in self.in_keys))
         tensordict.set(self.out_keys[0], logits)
         return tensordict.set(self.out_keys[1], confidence)
+
+
+def check_groups(calibrator: nn.Module | None, prior_net: nn.Module | None) -> None:
+    """Check that what measures an adviser keeps a PriorNet's advice apart from the adviser's.
+
+    Args:
+        calibrator: The calibrator, or ``None``.
+        prior_net: The network, or ``None``.
+
+    Raises:
+        ValueError: If both are there and the calibrator has one group only.
+    """
+    if prior_net is not None and getattr(calibrator, "num_groups", 2) < 2:
+        raise ValueError(
+            "The calibrator has one group, but the adviser and prior_net need one each: use "
+            "ConfidenceCalibrator(num_groups=2)."
+        )

@@ -21,7 +21,7 @@ from lore_torchrl.modules.gaussian_imagination import GaussianImaginationActor
 from lore_torchrl.modules.gaussian_mixing import GaussianMixer
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
-from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.prior_net import PriorNet, check_groups
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 from lore_torchrl.objectives.gate_inputs import gate_inputs
 
@@ -221,6 +221,7 @@ class LoReActorLoss(LossModule):
             raise ValueError("distillation_weight needs the policy's gate and mixer.")
         if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
             raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
+        check_groups(calibrator, prior_net)
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
         # Knows the kind of policy: how it is read, mixed and compared.

@@ -151,7 +151,15 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             result.update(terms)
         advice = self.actor_loss.complete(advised, own)
         if self.outcomes is not None:
-            outcomes = self.outcomes.evaluate(advised, sample)
+            names = self.value_loss.tensor_keys
+            outcomes = self.outcomes.evaluate(
+                advised,
+                sample,
+                is_init_key=self.tensor_keys.is_init,
+                reward_key=names.reward,
+                done_key=names.done,
+                terminated_key=names.terminated,
+            )
             result.update(self._judge(outcomes, advice, advised, sample))
         return result.update(self.actor_loss.advice_terms(advised, outcomes, advice))
 

@@ -251,7 +251,8 @@ class LateAdvice:
         advices: list[Advice],
     ) -> int:
         logits = torch.tensor([advice.logits for advice in advices], dtype=torch.float32)
-        confidence = torch.tensor([[advice.confidence] for advice in advices])
+        claims = [[advice.confidence] for advice in advices]
+        confidence = torch.tensor(claims, dtype=torch.float32)
         buffer_ids, index, generation = torch.tensor(places).unbind(1)
         result = replay.update_if_present(
             index=TensorDict({"buffer_ids": buffer_ids, "index": index}, [len(index)]),
