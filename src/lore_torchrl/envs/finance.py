@@ -55,7 +55,8 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
     Keyword Args:
         regimes: Mappings with ``drift`` (a year) and ``volatility`` (standard deviation of
             a year). Default: :data:`REGIMES`.
-        regime_days: Mean length of a regime, days; ``None`` for one regime an episode.
+        regime_days: Mean days between draws of a regime, which may draw the same;
+            ``None`` for one regime an episode.
             Default: ``60.0``.
         cost: Cost of a trade, as a share. Default: ``0.001``.
         initial_price: Price before the first window. Default: ``1.0``.
@@ -176,7 +177,8 @@ class FinancialRegimes:
         window: Prices that are seen, at least 6. Default: ``20``.
         regimes: Mappings with ``drift`` and ``volatility``, both a year's; ``None`` for
             :data:`REGIMES`. Default: ``None``.
-        regime_days: Mean length of a regime, days; ``None`` for one regime an episode.
+        regime_days: Mean days between draws of a regime, which may draw the same;
+            ``None`` for one regime an episode.
             Default: ``60.0``.
         cost: Cost of a trade, as a share. Default: ``0.001``.
         initial_price: Price before the first window. Default: ``1.0``.

@@ -70,6 +70,14 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
     return paths
 
 
+def _color(number: int) -> tuple[float, ...]:
+    """Return the colour of a method: ten of matplotlib's own, then ten others."""
+    from matplotlib import colormaps
+
+    colors = [*colormaps["tab10"].colors, *colormaps["tab20b"].colors[::2]]
+    return colors[number % len(colors)]
+
+
 def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
     """Draw the interquartile mean over seeds of each method, with its interval."""
     for number, method in enumerate(study.methods):
@@ -77,8 +85,8 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
         if len(steps):
             middle = interquartile_mean(values.T)
             bounds = np.array([bootstrap_interval(column, draws=2_000) for column in values.T])
-            axes.plot(steps, middle, color=f"C{number}", label=method, marker="o", markersize=2.5)
-            axes.fill_between(steps, *bounds.T, color=f"C{number}", alpha=0.18, linewidth=0)
+            axes.plot(steps, middle, color=_color(number), label=method, marker="o", markersize=2.5)
+            axes.fill_between(steps, *bounds.T, color=_color(number), alpha=0.18, linewidth=0)
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)
 
@@ -126,7 +134,7 @@ def _calls(figure: Figure, study: Study) -> None:
                 each.scatter(
                     [record.last(metric) or 0.0 for record in runs],
                     study.heights(experiment, method),
-                    color=f"C{number}",
+                    color=_color(number),
                     marker=markers[kind % len(markers)],
                     label=method if not kind else None,
                     alpha=0.8,
@@ -147,9 +155,9 @@ def _profile(figure: Figure, study: Study) -> None:
         scores = [task for task in scores if len(task)]
         if scores:
             share, low, high = performance_profile(scores, thresholds)
-            axes.step(thresholds, share, where="post", color=f"C{number}", label=method)
+            axes.step(thresholds, share, where="post", color=_color(number), label=method)
             axes.fill_between(
-                thresholds, low, high, step="post", color=f"C{number}", alpha=0.18, linewidth=0
+                thresholds, low, high, step="post", color=_color(number), alpha=0.18, linewidth=0
             )
     axes.set(
         xlabel="mean height of the curve, τ", ylabel="share of runs above τ", ylim=(-0.03, 1.03)

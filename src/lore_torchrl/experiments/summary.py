@@ -195,8 +195,9 @@ def sources(record: Record) -> np.ndarray | None:
     if not looked:
         return None
     learnt = record.last("prior_net/served") or 0.0
-    # A question about a situation that its class serves already is counted as fresh.
-    near = max(0.0, near - max(0.0, calls - misses))
+    # A question about a situation that its class serves already is counted as fresh. At least
+    # so many of the calls were such, since PriorNet's steps are misses too.
+    near = max(0.0, near - max(0.0, calls + learnt - misses))
     none = max(0.0, looked - exact - near - learnt - calls)
     return np.array([exact, near, learnt, calls, none]) / looked
 
