@@ -58,6 +58,8 @@ def test_the_parts_add_up_to_what_the_gate_weighed(recording, run):
 
 def test_without_calls_nothing_is_asked(run):
     class Loud:
+        cache_prefix = planner().cache_prefix
+
         async def advise(self, requests):
             raise AssertionError("was asked")
 

@@ -128,7 +128,7 @@ class AdviceCache:
 
     def __len__(self) -> int:
         with self._lock:
-            self._pull()
+            self.pull()
             return len(self._entries)
 
     def __contains__(self, key: str) -> bool:
@@ -234,7 +234,7 @@ class AdviceCache:
     ) -> tuple[str | None, list[str]]:
         """Return the key that serves, and the expired ones passed over on the way to it."""
         if not self._alive(key):
-            self._pull()
+            self.pull()
             if self._dropped and not self._alive(key):
                 self._admit(self._stored("key = ?", key))
         dead = []
@@ -352,21 +352,13 @@ class AdviceCache:
         return [] if self._table is None else self._table.select(where, value, self.max_entries)
 
     def pull(self) -> None:
-        """Take in what other processes have put into the store since the last miss.
-
-        Raises:
-            StoreError: If the store cannot be read.
-        """
+        """Take in what the store has got since the last time; raises :class:`StoreError`."""
         with self._lock:
-            self._pull()
-
-    def _pull(self) -> None:
-        """Take in what the store has got since the last time, oldest first."""
-        rows = self._stored("seq > ?", self._seen)
-        if rows:
-            self._dropped |= len(rows) == self.max_entries
-            self._seen = rows[0].seq
-            self._admit(rows[::-1])
+            rows = self._stored("seq > ?", self._seen)
+            if rows:
+                self._dropped |= len(rows) == self.max_entries
+                self._seen = rows[0].seq
+                self._admit(rows[::-1])
 
     def _admit(self, rows: Sequence[StoredAnswer]) -> None:
         for seq, key, advice, coarse, latent in rows:
@@ -377,10 +369,7 @@ class AdviceCache:
     # ---- progress ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries, least recently used first, and counters as JSON-able types.
-
-        The entries are those in memory: see :meth:`pull`.
-        """
+        """Return entries in memory, least recently used first, and counters, for JSON."""
         with self._lock:
             return {
                 "entries": [
@@ -436,7 +425,7 @@ class AdviceCache:
             self._outlived = dict(state.get("outlived", {})) if same else {}
             self.refuted = int(state.get("refuted", 0))
             self._ballots.load_state_dict(state.get("ballots", {}) if same else {})
-            self._pull()
+            self.pull()
             self._restore(state["entries"] if same else ())
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from torchrl import logger as torchrl_logger
-
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import Usage
-from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.service.advisor_state import restore_advisor, save_advisor
 from lore_torchrl.service.answers import Verdict, judge
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
@@ -165,9 +163,7 @@ class AdviceService:
         return self.find(key).advice
 
     def find(self, key: str, near: Near = _NOWHERE, *, count: bool = True) -> Reply:
-        """Return the cached advice for a situation, and the id of the question in flight about it.
-
-        The id is negative where there is advice meanwhile.
+        """Return cached advice, and the question in flight: its id, negative beside advice.
 
         Args:
             key: Key of the situation.
@@ -201,7 +197,6 @@ class AdviceService:
     def _peek(self, key: str) -> Advice | None:
         with self._storing():
             return self.cache.peek(self._prefixed(key))
-        return None  # the store could not be read, which is counted
 
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
@@ -432,20 +427,14 @@ class AdviceService:
                 "last_id": self._last_id,
             }
         # After the counters: an answer that lands in between is counted as lost, and kept.
-        state["budget"] = self.budget.state_dict()
-        state["policy"] = self.policy.state_dict()
+        state |= {"budget": self.budget.state_dict(), "policy": self.policy.state_dict()}
         with self._storing():
             self.cache.pull()
         state["cache"] = self.cache.state_dict()
-        if hasattr(self.advisor, "state_dict"):
-            state["advisor"] = self.advisor.state_dict()
-            state["advisor_kind"] = _kind(self.advisor)
-        return state
+        return state | save_advisor(self.advisor)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all progress. What was in flight then is lost: paid for, never answered.
-
-        An adviser of another class than the saved one begins anew.
 
         Args:
             state: What :meth:`state_dict` returned.
@@ -458,19 +447,4 @@ class AdviceService:
             self.counters.load_state_dict(state["counters"])
             self.counters.dropped(int(state["in_flight"]))
             self._last_id = int(state["last_id"])
-        if "advisor" in state and hasattr(self.advisor, "load_state_dict"):
-            # Checkpoints of format 0 do not tell whose state it is.
-            found, saved = _kind(self.advisor), state.get("advisor_kind", _kind(self.advisor))
-            if found == saved:
-                self.advisor.load_state_dict(state["advisor"])
-            else:
-                torchrl_logger.warning(f"The adviser was {saved} and is {found}: it begins anew.")
-
-
-def _kind(advisor: Any) -> str:
-    """Name the classes of an adviser and those that it wraps; a recorder is none of them."""
-    if isinstance(advisor, RecordingAdvisor):
-        return _kind(advisor.advisor)
-    parts = getattr(advisor, "__dict__", {})
-    inner = [parts[name] for name in ("advisor", "before", "after") if name in parts]
-    return "/".join((type(advisor).__name__, *map(_kind, inner)))
+        restore_advisor(self.advisor, state)
