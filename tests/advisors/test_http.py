@@ -333,7 +333,9 @@ def test_no_address(url):
         JSONClient(url)
 
 
-@pytest.mark.parametrize("url", [f"http://me:{KEY}@x/v1", f"http://x/v1?key={KEY}"])
+@pytest.mark.parametrize(
+    "url", [f"http://me:{KEY}@x/v1", f"http://x/v1?key={KEY}", f"me:{KEY}@x/v1"]
+)
 def test_an_address_with_a_secret_is_refused_and_not_shown(url):
     with pytest.raises(ValueError, match="base_url") as error:
         JSONClient(url)
