@@ -9,6 +9,7 @@ from lore_torchrl.advisors import scripted
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import NotFiniteError
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.envs.finance_advice import MomentumPlanner
 
 REQUEST = AdviceRequest("text", ("a", "b", "c", "d"), "key")
 
@@ -118,5 +119,8 @@ def test_a_store_keeps_advisers_of_other_settings_apart():
     ]  # fmt: skip
     prefixes = {ScriptedAdvisor(planner, **kwargs).cache_prefix for kwargs in settings}
     assert len(prefixes) == len(settings)
+    for calm in (0.5, 1.0):
+        prefixes.add(ScriptedAdvisor(MomentumPlanner(calm_confidence=calm)).cache_prefix)
+    assert len(prefixes) == len(settings) + 2
     # What is never drawn makes no difference.
     assert ScriptedAdvisor(planner, seed=1).cache_prefix in prefixes

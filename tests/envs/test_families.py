@@ -251,7 +251,7 @@ def broken(**parts):
         ({"actions": ("a", "b")}, r"has 4 actions, Describer names 2"),
         ({"key": 3}, "must return text, got int"),
         ({"request": "what now?"}, "AdviceRequest, got str"),
-        ({"key": "other"}, "ice 0' is not what cache_key"),
+        ({"key": "other"}, "'SFFF/FHFH/FFFH/HFFG ice 0' is not what cache_key"),
         ({"key": "SFFF/FHFH/FFFH/HFFG ice 0"}, r"actions .* are not its own"),
         ({"env": lambda env: env.base_env}, "no entry 'success'"),
         (

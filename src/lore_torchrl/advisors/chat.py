@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
@@ -199,7 +200,7 @@ class ChatAdvisor:
         """HTTP requests sent so far."""
         return self.client.sent
 
-    @property
+    @cached_property
     def prompt_hash(self) -> str:
         """SHA-256 of all that shapes the answers beside the question: prompt, mode, settings.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
@@ -22,7 +23,8 @@ class ScriptedAdvisor:
     Args:
         planner: Returns one value an action, higher is better, or ``None``. Among equals
             the first counts. If it has a method ``confidence(request)``, from 0 to 1, that
-            scales the confidence of its advice for this request.
+            scales the confidence of its advice for this request. One with settings of its
+            own names them in ``cache_prefix``, by which a store keeps answers apart.
         competence: With :math:`c \ge 0`, the best action with probability :math:`c`, else
             a uniformly random one; with :math:`c < 0`, a worst action with probability
             :math:`|c|`, else a uniformly random one. Default: ``1.0``.
@@ -76,11 +78,12 @@ class ScriptedAdvisor:
         self.seed = seed
         self._random = random.Random(seed)
 
-    @property
+    @cached_property
     def cache_prefix(self) -> str:
         """What tells this adviser's answers from those of another in the same store."""
-        planner = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
-        told = f"{planner},{self.competence:g},{self.sharpness:g},{self.confidence:g}"
+        name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
+        own = getattr(self.planner, "cache_prefix", "")
+        told = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
         return f"scripted-{told}{'' if self.competence == 1.0 else f',{self.seed}'}:"
 

@@ -223,6 +223,11 @@ class MomentumPlanner:
             )
         self.calm_confidence = calm_confidence
 
+    @property
+    def cache_prefix(self) -> str:
+        """Its setting, which shapes what it claims."""
+        return f"calm {self.calm_confidence!r}"
+
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value an action, ``None`` for requests of other describers."""
         facts = request.facts
