@@ -113,7 +113,7 @@ class TestUpdate:
         assert 2 < together.episodes < n
         for name, found in together.state_dict().items():
             # These compare with what was known before the call.
-            if name not in ("uplift_sum", "log_weights", "drawn_from"):
+            if name not in ("uplift_sum", "barren", "log_weights", "drawn_from"):
                 torch.testing.assert_close(found, apart.state_dict()[name], msg=name)
 
     def test_rows_that_end_nothing_change_nothing_to_the_bit(self):
@@ -364,6 +364,50 @@ class TestEvidence:
             tell(bandit, [1], [0.25], [0.0])
         assert masses == pytest.approx([1.0, 0.5, 0.05])
 
+    def test_advice_that_never_pays_loses_its_credit(self):
+        bandit = ShareBandit(trial_episodes=2, probation=0.2, hit_rate=0.5)
+        credits, masses = [], []
+        for _ in range(6):
+            credits.append(bandit.credit().item())
+            masses.append(bandit.advised_mass().item())
+            tell(bandit, [1], [0.25], [0.0])
+        # 2 * 0.5^u / (1 + 0.5^u), and a tenth from then on.
+        assert credits == pytest.approx([1.0, 2 / 3, 0.4, 2 / 9, 2 / 17, 0.1])
+        assert masses == pytest.approx([1.0, 0.5, 0.08, 0.4 / 9, 0.4 / 17, 0.02])
+        assert bandit.barren == 6
+
+    def test_credit_comes_back_with_what_pays(self):
+        bandit = ShareBandit(hit_rate=0.5)
+        # An unadvised success brings back nothing, advice that did not act is none.
+        tell(bandit, [1, 2, 0, 3], [0.25] * 4, [0.0, 0.0, 1.0, 0.0])
+        assert bandit.barren == 3
+        arm, done = torch.tensor([[3], [3]]), torch.ones(2, 1, dtype=torch.bool)
+        column = torch.ones(2, 1)
+        acted = torch.zeros(2, 1, dtype=torch.bool)
+        bandit.observe(arm, 0.25 * column, 0 * column, column, done, acted)
+        assert bandit.barren == 3
+        # More than unadvised ones return; those after the last such count.
+        tell(bandit, [1, 3, 1, 0, 2], [0.25] * 5, [0.0, 1.0, 0.0, 0.0, 0.0])
+        assert bandit.barren == 2 and bandit.credit().item() == pytest.approx(0.4)
+        # No more than the unadvised episodes before the call: the baseline is above a half.
+        tell(bandit, [0] * 20, [0.25] * 20, [1.0] * 20)
+        tell(bandit, [1], [0.25], [0.5])
+        assert bandit.barren == 3
+
+    @pytest.mark.parametrize(("barren", "granted"), [(0, 6), (1, 4), (2, 3), (4, 2), (6, 1), (7, 0)])
+    def test_a_granted_trial_shrinks_with_the_credit(self, barren, granted):
+        bandit = ShareBandit(trial_episodes=6, hit_rate=0.3)
+        bandit.barren.fill_(barren)
+        bandit.advised_episodes.fill_(10)
+        bandit.grant()
+        assert bandit.granted == 10 + granted
+
+    def test_a_grant_does_not_shorten_the_first_trial(self):
+        bandit = ShareBandit(trial_episodes=8, hit_rate=0.9)
+        tell(bandit, [1] * 4, [0.25] * 4, [0.0] * 4)
+        bandit.grant()
+        assert bandit.granted == 8
+
     def test_a_grant_halves_what_older_advice_has_shown(self):
         bandit = ShareBandit()
         tell(bandit, [0, 3, 3, 0, 3], [0.25] * 5, [0.0, 1.0, 1.0, 0.0, 1.0])
@@ -435,6 +479,20 @@ class TestAdvisers:
             shares.append(SHARES[arms][~trial].mean())
             assert bandit.trust() == 0
         assert torch.stack(shares).mean() < 0.1
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_adversarial_where_nothing_is_rewarded(self, seed):
+        """No evidence can come; the share of advised episodes falls all the same."""
+        torch.manual_seed(seed)
+        bandit = of_a_run(seed)
+        advised = []
+        for growth in range(6):
+            arms, _ = play(bandit, torch.zeros(24, 4))
+            advised.append((arms > 0).sum().item())
+            bandit.grant()
+        assert bandit.evidence() == 0.5
+        # Six of the trial and a few of the grants; then a tenth of the probation.
+        assert sum(advised) <= 20 and sum(advised[2:]) <= 10
 
     def test_good_then_adversarial(self):
         good = torch.tensor([0.3, 0.9, 0.9, 0.9]).expand(40, -1)
@@ -529,6 +587,7 @@ def test_compiles_to_one_graph():
         ({"initial": (1.0, 0.0, 1.0, 1.0)}, "initial.*0.0"),
         ({"trial_episodes": -1}, "trial_episodes.*-1"),
         ({"probation": 1.2}, "probation.*1.2"),
+        ({"hit_rate": 1.0}, "hit_rate.*1.0"),
         ({"evidence_low": 0.9}, "evidence.*0.9"),
         ({"trust_high": 0.7}, "trust.*0.7"),
     ],

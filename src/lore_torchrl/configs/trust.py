@@ -87,6 +87,7 @@ class BanditConfig:
     trial_episodes: int = 6
     retrial_growth: float | None = 1.6
     probation: float = 0.12
+    hit_rate: float = 0.3
     evidence_low: float = 0.6
     evidence_high: float = 0.8
     trust_low: float = 0.8

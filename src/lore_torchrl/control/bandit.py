@@ -7,19 +7,22 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lore_torchrl.control.regret import exp3_regret_bound
+from lore_torchrl.control.stream import SeededModule
 
 # Unadvised episodes are remembered as the last seven or so: the agent changes.
 _BASELINE_DECAY = 0.85
 # Where nearly all episodes succeed, or fail, a small drift must not look like proof.
 _LEAST_VARIANCE = 0.1
+# What is left of probation however long advice has not paid: it may have become better.
+_LEAST_CREDIT = 0.1
 # Decayed number of an arm's stretches below which their mean length is not known any more.
 _LEAST_COUNT = 1e-30
 
 
-class ShareBandit(nn.Module):
+class ShareBandit(SeededModule):
     r"""Draw, for each episode, the share of the advice's weight that is allowed.
 
     Arm :math:`k` of :math:`K` allows the share ``arms[k]``; arm 0 allows none. The learner
@@ -47,9 +50,10 @@ class ShareBandit(nn.Module):
 
     .. math::
         p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
-        m &= \max\Bigl(m_{\min},\; \frac{\text{granted} - \text{advised}}{\text{trial}},\;
+        m &= \max\Bigl(c\, m_{\min},\; \frac{\text{granted} - \text{advised}}{\text{trial}},\;
             \frac{e - e_{low}}{e_{high} - e_{low}}\Bigr) \text{ clipped to } [0, 1] \\
-        e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr)
+        e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr), \qquad
+        c = \max\Bigl(0.1,\; \frac{2 (1 - h)^u}{1 + (1 - h)^u}\Bigr)
 
     :math:`e` approximates the probability that advised episodes return more than
     unadvised ones. Each advised episode is compared with what unadvised ones returned
@@ -60,6 +64,12 @@ class ShareBandit(nn.Module):
     :math:`\bar d` is the decayed mean of :math:`n_1` differences and two of zero. With
     :math:`m` the mean advised return :math:`v_1 = \max(m (1 - m), 0.1) / (3 + n_1)`; so is
     :math:`v_0` by :math:`b` and :math:`n_0`. Without data :math:`e` is one half.
+
+    Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
+    credit :math:`c` therefore shrinks probation and all trials but the first with :math:`u`,
+    the number of advised episodes since one last returned more than :math:`b`: twice the
+    posterior probability of advice that does so at a rate of :math:`h`, against advice that
+    never does, at even odds.
 
     While the gate holds, implicit exploration hides most of the advised arms' losses: the
     weights drift towards them, and it is :math:`m` alone that holds those back.
@@ -111,6 +121,7 @@ class ShareBandit(nn.Module):
         decay: float = 0.97,
         trial_episodes: int = 8,
         probation: float = 0.05,
+        hit_rate: float = 0.0,
         evidence_low: float = 0.6,
         evidence_high: float = 0.8,
         trust_low: float = 0.8,
@@ -118,9 +129,7 @@ class ShareBandit(nn.Module):
         gated: bool = True,
         seed: int = 0,
     ):
-        super().__init__()
-        self.seed = seed
-        self.__dict__["_generator"] = None
+        super().__init__(seed)
         arms = tuple(float(arm) for arm in arms)
         rising = all(one < other for one, other in pairwise(arms))
         if len(arms) < 2 or arms[0] != 0 or not rising or not arms[-1] <= 1:
@@ -139,6 +148,7 @@ class ShareBandit(nn.Module):
             ("decay", decay, 0 < decay <= 1, "lie in (0, 1]"),
             ("trial_episodes", trial_episodes, trial_episodes >= 0, "not be negative"),
             ("probation", probation, 0 <= probation <= 1, "lie in [0, 1]"),
+            ("hit_rate", hit_rate, 0 <= hit_rate < 1, "lie in [0, 1)"),
             ("evidence and trust (low, high)", (mass, trust), ordered, "rise within [0, 1]"),
         ):
             if not fine:
@@ -151,6 +161,7 @@ class ShareBandit(nn.Module):
         self.decay = decay
         self.trial_episodes = trial_episodes
         self.probation = probation
+        self.hit_rate = hit_rate
         self.evidence_low = evidence_low
         self.evidence_high = evidence_high
         self.trust_low = trust_low
@@ -166,7 +177,7 @@ class ShareBandit(nn.Module):
         first = torch.tensor(initial).log()
         self.register_buffer("log_weights", first - first.amax())
         compared = "baseline_sum baseline_count uplift_sum uplift_count"
-        for name in ("episodes", "obtained", "low", "high", *compared.split()):
+        for name in ("episodes", "obtained", "low", "high", "barren", *compared.split()):
             self.register_buffer(name, torch.zeros(()))
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
@@ -220,10 +231,15 @@ class ShareBandit(nn.Module):
         seen = self.episodes - self.advised_episodes
         return (0.2 + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
 
+    def credit(self) -> Tensor:
+        """Return :math:`c`, what is left of probation and of a trial, a scalar."""
+        odds = (1.0 - self.hit_rate) ** self.barren
+        return (2.0 * odds / (1.0 + odds)).clamp_min(_LEAST_CREDIT)
+
     def advised_mass(self) -> Tensor:
         """Return :math:`m`, the share of steps that the learner may decide."""
-        span = self.evidence_high - self.evidence_low
-        mass = ((self.evidence() - self.evidence_low) / span).clamp(self.probation, 1.0)
+        mass = (self.evidence() - self.evidence_low) / (self.evidence_high - self.evidence_low)
+        mass = mass.clamp_max(1.0).maximum(self.probation * self.credit())
         if self.trial_episodes:
             left = (self.granted - self.advised_episodes) / self.trial_episodes
             mass = torch.maximum(mass, left.clamp_max(1.0))
@@ -231,13 +247,14 @@ class ShareBandit(nn.Module):
 
     @torch.no_grad()
     def grant(self) -> None:
-        """Grant another trial: the advice is no longer what it was at the last one.
+        """Grant a trial of floor(c trial) episodes: the advice is not what it was at the last.
 
         What advised episodes have returned counts half from now on.
         """
         self.uplift_sum.mul_(0.5)
         self.uplift_count.mul_(0.5)
-        self.granted.copy_(self.advised_episodes + self.trial_episodes)
+        trial = (self.credit() * self.trial_episodes).floor().long()
+        self.granted.clamp_(min=self.advised_episodes + trial)
         self.refresh()
 
     @torch.no_grad()
@@ -265,32 +282,14 @@ class ShareBandit(nn.Module):
         probs = share * self._shortness()
         return probs / probs.sum()
 
-    def _generator_on(self, device: torch.device) -> torch.Generator:
-        if self._generator is None or self._generator.device != device:
-            self.__dict__["_generator"] = torch.Generator(device).manual_seed(self.seed)
-        return self._generator
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # Checkpoints of format 0 were written before arms were drawn from a buffer.
+        # Checkpoints of format 0 were written before these were buffers.
         state_dict.setdefault(prefix + "drawn_from", self.drawn_from.clone())
+        state_dict.setdefault(prefix + "barren", torch.zeros_like(self.barren))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.refresh()
-
-    def get_extra_state(self) -> Tensor:
-        """Return the state of the random stream, for ``state_dict``."""
-        return self._generator_on(self.low.device).get_state()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Go on with a saved random stream; one of another kind of device begins anew."""
-        generator = self._generator_on(self.low.device)
-        if state.numel() == generator.get_state().numel():
-            generator.set_state(state.cpu())
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A generator cannot be copied: copies begin at the seed.
-        return {**self.__dict__, "_generator": None}
 
     @torch.no_grad()
     def draw(self, num: int) -> tuple[Tensor, Tensor]:
@@ -378,6 +377,8 @@ class ShareBandit(nn.Module):
         advised, alone = seen * acted, seen * ~acted
         self.uplift_sum.mul_(forget).add_((uplift * advised * recent).sum())
         self.uplift_count.mul_(forget).add_((advised * recent).sum())
+        hits = (advised * (uplift > 0)).flip(0).cumsum(0).flip(0)
+        self.barren.mul_(hits[0] == 0).add_((advised * (hits == 0)).sum())
         later = alone.flip(0).cumsum(0).flip(0) - alone
         weight = alone * _BASELINE_DECAY**later
         forget = _BASELINE_DECAY ** alone.sum()
