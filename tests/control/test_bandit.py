@@ -394,7 +394,9 @@ class TestEvidence:
         tell(bandit, [1], [0.25], [0.5])
         assert bandit.barren == 3
 
-    @pytest.mark.parametrize(("barren", "granted"), [(0, 6), (1, 4), (2, 3), (4, 2), (6, 1), (7, 0)])
+    @pytest.mark.parametrize(
+        ("barren", "granted"), [(0, 6), (1, 4), (2, 3), (4, 2), (6, 1), (7, 0)]
+    )
     def test_a_granted_trial_shrinks_with_the_credit(self, barren, granted):
         bandit = ShareBandit(trial_episodes=6, hit_rate=0.3)
         bandit.barren.fill_(barren)
@@ -486,7 +488,7 @@ class TestAdvisers:
         torch.manual_seed(seed)
         bandit = of_a_run(seed)
         advised = []
-        for growth in range(6):
+        for _ in range(6):
             arms, _ = play(bandit, torch.zeros(24, 4))
             advised.append((arms > 0).sum().item())
             bandit.grant()

@@ -438,7 +438,7 @@ class ShareBandit(SeededModule):
 
     def stats(self) -> dict[str, float]:
         """Return numbers for the log; waits for the device."""
-        values = {name: getattr(self, name)() for name in ("evidence", "trust", "regret")}
+        values = {name: getattr(self, name)() for name in ("evidence", "trust", "credit", "regret")}
         values |= {"advised_episodes": self.advised_episodes, "ignored": self.ignored}
         parts = torch.cat((torch.stack([v.float() for v in values.values()]), self.probs()))
         names = (*values, *(f"prob_{arm:g}" for arm in self.arms.tolist()))
