@@ -14,6 +14,7 @@ from lore_torchrl.functional import (
     categorical_kl,
     clean_advice,
     linear_schedule,
+    log_floor,
     masked_mean,
     max_entropy,
     mix_logits,
@@ -48,6 +49,24 @@ class TestMaskedMean:
         value = torch.tensor([1.0, NAN], requires_grad=True)
         masked_mean(value, torch.tensor([True, False])).backward()
         assert value.grad.tolist() == [1.0, 0.0]
+
+
+class TestLogFloor:
+    def test_what_is_ruled_out_stays_so_and_can_be_computed_with(self):
+        log_p = torch.tensor([0.3, -INF, 0.7]).log_softmax(-1)
+        floored = log_floor(log_p)
+        assert floored.exp()[1] == 0 and floored[1] == -1e4
+        assert torch.equal(floored[[0, 2]], log_p[[0, 2]])
+        assert categorical_kl(floored, floored) == 0
+        other = log_floor(torch.tensor([0.1, -INF, 2.0]).log_softmax(-1))
+        expected = categorical_kl(log_p[[0, 2]], other[[0, 2]])
+        assert categorical_kl(floored, other) == expected
+
+    def test_no_gradient_reaches_what_is_ruled_out(self):
+        logits = torch.tensor([0.3, -INF, 0.7], requires_grad=True)
+        floored = log_floor(logits.log_softmax(-1))
+        (floored.exp() * floored).sum().backward()
+        assert logits.grad.isfinite().all() and logits.grad[1] == 0 and logits.grad[0] != 0
 
 
 class TestCategoricalKl:

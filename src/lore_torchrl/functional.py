@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _LARGEST_LOGIT = 1e30
+_LEAST_LOG_PROB = -1e4
 
 
 def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -33,6 +34,24 @@ def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
         value = value * weight.to(value.dtype)
         weight = weight > 0
     return torch.where(weight, value, 0.0).sum() / weight.sum().clamp_min(1)
+
+
+def log_floor(log_p: Tensor) -> Tensor:
+    r"""Return :math:`\max(\log p, -10^4)`: the logarithm of a zero that can be computed with.
+
+    An action that is ruled out, by a mask in the actor or a softmax that underflowed, has
+    the logit :math:`-\infty`, and entropy and divergences of its row would be NaN. In
+    float32 :math:`e^{-10^4}` is exactly 0: it stays ruled out.
+
+    Args:
+        log_p: Log-probabilities, any shape.
+
+    Examples:
+        >>> log_p = log_floor(torch.tensor([0.0, -torch.inf]))
+        >>> log_p.exp(), categorical_kl(log_p, log_p)
+        (tensor([1., 0.]), tensor(0.))
+    """
+    return log_p.clamp_min(_LEAST_LOG_PROB)
 
 
 def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

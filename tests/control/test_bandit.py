@@ -539,7 +539,8 @@ def test_stats():
     play(bandit, bernoulli(30, 0.1, 0.5, 0.9))
     stats = bandit.stats()
     probs = {"prob_0": 0, "prob_0.25": 1, "prob_1": 2}
-    assert set(stats) == {"evidence", "trust", "regret", "advised_episodes", "ignored", *probs}
+    numbers = {"evidence", "trust", "credit", "regret", "advised_episodes", "ignored"}
+    assert set(stats) == {*numbers, *probs}
     for name, index in probs.items():
         assert stats[name] == pytest.approx(bandit.probs()[index].item())
     assert stats["evidence"] == pytest.approx(bandit.evidence().item())

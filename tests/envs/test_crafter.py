@@ -274,9 +274,12 @@ def test_score_and_rates():
     ended = torch.tensor([[True], [False], [False], [True]])
     batch = TensorDict({"next": TensorDict({"achievements": unlocked, "done": ended}, [4])}, [4])
     part = Crafter().summarize(batch)
-    assert part["crafter/achievements"] == pytest.approx(1.5) and "crafter/score" not in part
+    assert part["crafter/achievements"] == [2.0, 1.0] and "crafter/score" not in part
+    assert part[f"crafter/unlock_{ACHIEVEMENTS[0]}"] == [1.0, 1.0]
+    assert part[f"crafter/unlock_{ACHIEVEMENTS[1]}"] == [1.0, 0.0]
+    assert {*part, "crafter/score"} == set(summary)
     batch["next", "done"] = torch.zeros_like(ended)
-    assert Crafter().summarize(batch) == {}
+    assert not any(Crafter().summarize(batch).values())
 
 
 @pytest.mark.parametrize("observe", ["pixels", "both"])

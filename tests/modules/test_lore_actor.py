@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -19,6 +20,7 @@ from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import DreamerV3DiscreteActor, OneHotCategorical
 
 from lore_torchrl import keys
+from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.modules import LogitMixer, LoReActor, UncertaintyGate, ValidEGreedyModule
 
 A, STATE, BELIEF = 5, 6, 4
@@ -123,6 +125,35 @@ class TestEqualsStock:
             assert found[key].shape == stock[key].shape
         assert torch.equal(found["action"], stock["action"])
         assert found["lore_source"].shape == (*shape, 1)
+
+
+class TestRuledOut:
+    """An actor that masks an action gives it a logit of minus infinity."""
+
+    @pytest.mark.parametrize("mode", ["logit", "probability"])
+    def test_all_that_is_measured_is_finite(self, mode):
+        actor = plain_actor()
+        with torch.no_grad():
+            actor[0].module[-1].bias[2] = -torch.inf
+        td = observed()
+        out, _ = run(LoReActor(actor, open_gate(), LogitMixer(max_kl=0.5, mode=mode)), td)
+        for key in ("lore_beta", "lore_kl", "lore_uncertainty", "lore_logits", "action_log_prob"):
+            assert out[key].isfinite().all(), key
+        assert (out["lore_beta"] > 0).all() and (out["lore_kl"] <= 0.5 + 1e-5).all()
+        assert out["lore_kl"].mean() > 0.05
+        assert not out["action"][:, 2].any() and (out["lore_source"] == keys.SOURCE_ADVICE).any()
+        entropies = policy_metrics(out)
+        assert 0 < entropies["lore/entropy_wm"] < math.log(A)
+
+    def test_without_advice_the_action_is_stock_s(self):
+        actor = plain_actor()
+        with torch.no_grad():
+            actor[0].module[-1].bias[2] = -torch.inf
+        td = observed(advice=False)
+        stock, _ = run(actor, td)
+        found, _ = run(LoReActor(actor, open_gate(), LogitMixer()), td)
+        assert torch.equal(found["action"], stock["action"])
+        assert torch.equal(found["action_log_prob"], stock["action_log_prob"])
 
 
 class TestMixture:

@@ -14,7 +14,11 @@ from dreamer_sample import (
     tiny_learner,
 )
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch.distributions import Categorical, OneHotCategoricalStraightThrough, kl_divergence
 from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
@@ -190,6 +194,29 @@ class TestBonus:
 
     def test_not_computed_without_weight(self):
         assert "loss_lore_bonus" not in lore_loss(tiny_agent()).advice_terms(latents())
+
+
+def test_an_action_that_the_actor_rules_out():
+    """Its logit is minus infinity: all terms and gradients are finite, as stock's are."""
+    agent = tiny_agent()
+    ruled_out = torch.tensor([False, True, False, False])
+    mask = TensorDictModule(
+        lambda logits: logits.masked_fill(ruled_out, -INF), ["logits"], ["logits"]
+    )
+    actor = ProbabilisticTensorDictSequential(agent.actor[0], mask, agent.actor[1])
+    agent = replace(agent, actor=actor)
+    loss = lore_loss(
+        agent, bonus_weight=0.5, distillation_weight=0.3, multiplier_init=0.5, delta=0.02
+    )
+    losses, _ = loss(latents())
+    assert all(value.isfinite().all() for value in losses.values())
+    assert {"loss_lore_prior", "loss_lore_constraint", "loss_lore_distillation"} <= set(
+        losses.keys()
+    )
+    assert losses["loss_lore_constraint"] > 0 and loss.multiplier.isfinite()
+    sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
+    found = gradients(agent.actor)
+    assert any(g.any() for g in found.values()) and all(g.isfinite().all() for g in found.values())
 
 
 def mixture_kl(agent, loss, td):

@@ -159,7 +159,8 @@ class MetricsHook(TrainerHookBase):
     Keyword Args:
         interval: Environment steps between rows.
         num_envs: Environments; episodes are followed for each.
-        batch_metrics: Functions from a collector batch to scalars, averaged over batches.
+        batch_metrics: Functions from a collector batch to metrics by name: a number, averaged
+            over batches, or a list with one for each case, averaged over all cases.
         gauges: Functions to scalars that are read when a row is written.
         bar: Function to what the progress bar shows beside success and KL; read at every
             batch. Default: nothing.
@@ -179,7 +180,9 @@ class MetricsHook(TrainerHookBase):
         interval: int,
         num_envs: int,
         updates: Callable[[], int],
-        batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, float]]] = (),
+        batch_metrics: Sequence[
+            Callable[[TensorDictBase], Mapping[str, float | Sequence[float]]]
+        ] = (),
         gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
         bar: Callable[[], Mapping[str, Any]] = dict,
         health: HealthMonitor | None = None,
@@ -228,7 +231,7 @@ class MetricsHook(TrainerHookBase):
                 self._lengths[ended] = 0
         for function in self.batch_metrics:
             for name, value in function(batch).items():
-                self._window[name].append(value)
+                self._window[name] += value if isinstance(value, Sequence) else [value]
         bar = {"log_pbar": True}
         if self._window["train/success"]:
             recent = self._window["train/success"]

@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 
 from lore_torchrl import keys
+from lore_torchrl.functional import log_floor
 from lore_torchrl.functional_gaussian import gaussian_entropy
 from lore_torchrl.modules import UncertaintyGate
 
@@ -28,7 +29,7 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
         if advised:
             values["lore/entropy_mix"] = gaussian_entropy(mix_scale).mean()
     else:
-        log_p = torch.log_softmax(log_p.float(), -1)
+        log_p = log_floor(torch.log_softmax(log_p.float(), -1))
         values = {"lore/entropy_wm": -(log_p.exp() * log_p).sum(-1).mean()}
         log_mix = batch.get(keys.MIX_LOGITS, None)
         advised = log_mix is not None

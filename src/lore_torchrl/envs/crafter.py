@@ -320,16 +320,18 @@ class Crafter(GymFamily):
         """Make the planner of the achievement tree."""
         return CrafterPlanner()
 
-    def summarize(self, batch: TensorDictBase) -> dict[str, float]:
-        """Return what the episodes that ended in a collector's batch have unlocked.
+    def summarize(self, batch: TensorDictBase) -> dict[str, list[float]]:
+        """Return what the episodes that ended in a collector's batch have unlocked, one by one.
 
-        As :meth:`summarize_episodes`, but for the score, which needs many episodes at once.
+        The names of :meth:`summarize_episodes`, but for the score, which is no mean.
         """
         following = batch.get("next")
         ended = following.get("done").squeeze(-1)
-        summary = self.summarize_episodes(following.select("achievements")[ended])
-        summary.pop("crafter/score", None)
-        return summary
+        unlocked = following.get("achievements")[ended].float()
+        cases = {"crafter/achievements": unlocked.sum(-1)}
+        for index, name in enumerate(ACHIEVEMENTS):
+            cases[f"crafter/unlock_{name}"] = unlocked[:, index]
+        return {name: case.tolist() for name, case in cases.items()}
 
     def summarize_episodes(self, last: TensorDictBase) -> dict[str, float]:
         r"""Return unlock rates and Crafter's score.

@@ -40,7 +40,8 @@ class EnvFamily(Protocol):
 
     Besides what is named here a family may have ``make_planner()``, which returns what
     :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes its advice by, and
-    ``summarize(batch)``, which returns further metrics of a collector's batch by their name,
+    ``summarize(batch)``, which returns further metrics of a collector's batch by their name (a
+    number, or a list with one for each case of what is to be averaged, such as an episode),
     and ``summarize_episodes(last)`` with ``episode_keys``, which does so of what these entries
     hold at the last step of held-out episodes, ``[episodes, ...]``.
     """

@@ -394,6 +394,6 @@ class MiniGrid:
         """Make the planner over the describer's facts."""
         return MiniGridPlanner()
 
-    def summarize(self, batch: TensorDictBase) -> dict[str, float]:
+    def summarize(self, batch: TensorDictBase) -> dict[str, list[float]]:
         """Return the skills that a batch shows."""
         return summarize_skills(batch)

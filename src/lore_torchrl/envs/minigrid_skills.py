@@ -150,22 +150,22 @@ class MiniGridSkills(Transform):
         return input_spec
 
 
-def summarize_skills(batch: TensorDictBase) -> dict[str, float]:
-    """Return the means of :class:`MiniGridSkills`' entries over a collected batch.
+def summarize_skills(batch: TensorDictBase) -> dict[str, list[float]]:
+    """Return what :class:`MiniGridSkills`' entries show in a collected batch, case by case.
 
-    Rates are shares of the episodes that ended in the batch (``("next", "done")``), ratios
-    shares of its steps, distances means over the steps where both ends were visible. What
-    the batch holds no case of is left out, rather than reported as NaN or 0.
+    Of rates a case is an episode that ended in the batch (``("next", "done")``), of ratios a
+    step, of distances a step where both ends were visible. Their means over several batches
+    are the shares and distances of all of them.
 
     Args:
         batch: Transitions with the entries of :class:`MiniGridSkills` under ``"next"``,
             of any batch size.
 
     Returns:
-        ``skill/pickup_key_rate``, ``skill/door_open_rate``, ``skill/unlock_rate``,
-        ``skill/has_key_ratio``, ``skill/invalid_action_ratio``,
-        ``skill/distance_agent_key``, ``skill/distance_key_door`` and
-        ``skill/distance_door_goal``.
+        Lists, empty without a case, by the names ``skill/pickup_key_rate``,
+        ``skill/door_open_rate``, ``skill/unlock_rate``, ``skill/has_key_ratio``,
+        ``skill/invalid_action_ratio``, ``skill/distance_agent_key``,
+        ``skill/distance_key_door`` and ``skill/distance_door_goal``.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -175,7 +175,7 @@ def summarize_skills(batch: TensorDictBase) -> dict[str, float]:
         >>> batch = TensorDict({"next": TensorDict(entries | {"done": flag}, [2])}, [2])
         >>> summary = summarize_skills(batch)
         >>> summary["skill/pickup_key_rate"], summary["skill/distance_agent_key"]
-        (1.0, 2.0)
+        ([1.0], [2.0])
     """
     following = batch.get("next")
     ended = following.get("done")
@@ -189,7 +189,7 @@ def summarize_skills(batch: TensorDictBase) -> dict[str, float]:
     for key in DISTANCE_KEYS:
         distance = following.get(key)
         cases[key.replace("_", "/", 1)] = distance[distance >= 0.0]
-    return {name: case.float().mean().item() for name, case in cases.items() if case.numel()}
+    return {name: case.float().flatten().tolist() for name, case in cases.items()}
 
 
 def _front_door(image: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from lore_torchrl import keys
+from lore_torchrl.functional import log_floor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.gaussian_mixing import (
@@ -238,7 +239,7 @@ class LoReActor(TensorDictModuleBase):
     def _compute_policy(self, last: TensorDictModuleBase, tensordict: TensorDictBase) -> Tensor:
         """Run the actor's last network, write the policy and return it."""
         logits = run_module(last, tensordict, self.logits_key)
-        log_p = logits - logits.logsumexp(-1, keepdim=True)
+        log_p = log_floor(logits - logits.logsumexp(-1, keepdim=True))
         tensordict.set(self.logits_key, log_p)
         return log_p
 

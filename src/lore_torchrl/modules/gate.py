@@ -12,7 +12,7 @@ from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
-from lore_torchrl.functional import masked_correlation, max_entropy, two_hot_variance
+from lore_torchrl.functional import log_floor, masked_correlation, max_entropy, two_hot_variance
 from lore_torchrl.functional_gaussian import scale_entropy
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
@@ -411,7 +411,7 @@ class UncertaintyGate(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the uncertainty and the weight; in training, update the statistics."""
         policy = tensordict.get(self.logits_key)
-        log_p = torch.log_softmax(policy, -1) if self.scale_range is None else policy
+        log_p = log_floor(policy.log_softmax(-1)) if self.scale_range is None else policy
         value_logits = tensordict.get(self.value_logits_key, None) if self.value_weight else None
         self.write(tensordict, self.step(log_p, value_logits, *self.carried(tensordict)))
         return tensordict

@@ -10,7 +10,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, nn
 
 from lore_torchrl import keys
-from lore_torchrl.functional import masked_mean
+from lore_torchrl.functional import log_floor, masked_mean
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.running import run_module
@@ -153,6 +153,6 @@ class ImaginationActor(TensorDictModuleBase):
                 module(tensordict)
             head = self.actor[-1]
             logits = run_module(last, tensordict, head.in_keys[0])
-            log_p = torch.log_softmax(logits.float(), -1)
+            log_p = log_floor(torch.log_softmax(logits.float(), -1))
             tensordict.set(head.in_keys[0], self._mixed(log_p, advice))
             return head(tensordict)

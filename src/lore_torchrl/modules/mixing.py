@@ -16,6 +16,7 @@ from lore_torchrl.functional import (
     bounded_weight,
     categorical_kl,
     clean_advice,
+    log_floor,
     mix_logits,
     mix_probs,
     project_weight,
@@ -166,12 +167,12 @@ class LogitMixer(TensorDictModuleBase):
     @staticmethod
     def policy_of(distribution: Distribution) -> Tensor:
         """Return the policy of an actor's distribution; the gradient passes."""
-        return torch.log_softmax(distribution.logits.float(), -1)
+        return log_floor(torch.log_softmax(distribution.logits.float(), -1))
 
     @staticmethod
     def policy_from(logits: Tensor) -> Tensor:
         """Return the policy of what an actor or this mixer has written, ``[*B, A]``."""
-        return torch.log_softmax(logits, -1)
+        return log_floor(torch.log_softmax(logits, -1))
 
     @staticmethod
     def choices(policy: Tensor) -> Tensor:
@@ -265,7 +266,7 @@ class LogitMixer(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mixed logits and the divergence."""
         logits, prior_logits, confidence, mask, beta = (tensordict.get(k) for k in self.in_keys)
-        mixture = self.mix(torch.log_softmax(logits, -1), prior_logits, confidence, mask, beta)
+        mixture = self.mix(self.policy_from(logits), prior_logits, confidence, mask, beta)
         return self.write(tensordict, mixture)
 
     def write(self, tensordict: TensorDictBase, mixture: Mixture) -> TensorDictBase:

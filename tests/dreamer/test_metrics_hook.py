@@ -1,0 +1,45 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lore_torchrl.dreamer.hooks import MetricsHook
+
+
+def batch(rewards, ends):
+    """A collector batch of one environment."""
+    shape = (1, len(rewards), 1)
+    following = {
+        "reward": torch.tensor(rewards).reshape(shape),
+        "done": torch.tensor(ends).reshape(shape),
+        "success": torch.tensor(rewards).reshape(shape) > 0,
+    }
+    return TensorDict({"next": TensorDict(following, shape[:2])}, shape[:2])
+
+
+def test_a_row_averages_over_cases_where_they_are_told_and_over_batches_else():
+    rows = []
+    hook = MetricsHook(
+        SimpleNamespace(log=lambda step, row: rows.append((step, row))),
+        interval=6,
+        num_envs=1,
+        updates=lambda: 0,
+        batch_metrics=[
+            lambda batch: {
+                "over_cases": batch["next", "reward"][batch["next", "done"]].tolist(),
+                "over_batches": batch["next", "reward"].max().item(),
+                "no_case": [],
+            }
+        ],
+    )
+    hook._trainer = SimpleNamespace(collected_frames=6, total_frames=100)
+    hook.collected(batch([1.0, 1.0, 0.0, 1.0], [True, True, True, True]))
+    hook.collected(batch([0.0, 0.0], [False, True]))
+    hook.write()
+    ((step, row),) = rows
+    # Three of five episodes, not the mean of 3/4 and 0.
+    assert step == 6 and row["over_cases"] == pytest.approx(0.6) == row["train/success"]
+    assert row["over_batches"] == 0.5 and "no_case" not in row
+    assert row["train/episodes"] == 5.0
+    assert row["train/episode_length"] == pytest.approx(6 / 5)
