@@ -211,6 +211,23 @@ def test_chat_templates_are_used_where_there_is_one():
         LocalAdvisor(make_model(), tokenizer=make_tokenizer(), chat=True)
 
 
+def test_answers_of_other_settings_have_another_prefix():
+    model, tokenizer = make_model(), make_tokenizer()
+    settings = [
+        {},
+        {"prompt": "{description}!"},
+        {"length_normalised": True},
+        {"max_tokens": 60},
+        {"truncate": True},
+    ]
+    advisers = [LocalAdvisor(model, tokenizer=tokenizer, **kwargs) for kwargs in settings]
+    assert len({advisor.cache_prefix for advisor in advisers}) == len(settings)
+    assert LocalAdvisor(model, tokenizer=tokenizer).cache_prefix == advisers[0].cache_prefix
+    # In parts, or how many at a time, is no other answer.
+    other = LocalAdvisor(model, tokenizer=tokenizer, max_sequences=2)
+    assert other.cache_prefix == advisers[0].cache_prefix
+
+
 @pytest.mark.parametrize("settings", [{"max_tokens": 60}, {"positions": 60}, {"known": 60}])
 def test_a_prompt_that_is_too_long_gets_an_error_of_its_own(settings):
     known = {"model_max_length": settings["known"]} if "known" in settings else {}

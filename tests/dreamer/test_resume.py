@@ -12,12 +12,13 @@ import torch
 from tiny_run import planner, tiny_config, untimed
 
 from lore_torchrl.advisors.errors import FatalAdviceError
-from lore_torchrl.configs import EvaluationConfig, LoggerConfig
+from lore_torchrl.configs import EpsilonConfig, EvaluationConfig, LoggerConfig, LoReConfig
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.minigrid import MiniGridObservation
+from lore_torchrl.modules import ValidEGreedyModule
 
 RARELY = {
     "evaluation": EvaluationConfig(interval=1_000, episodes=2),
@@ -184,6 +185,9 @@ def test_a_checkpoint_of_format_0_is_read(finished, tmp_path):
         ("prior_net", "num_cells", 7, "lore.prior_net"),
         ("calibration", "enabled", False, "lore.calibration"),
         ("gate", "disagreement_weight", 0.3, "lore.gate.disagreement_weight"),
+        ("gate", "value_source", "ensemble", "lore.gate.value_source"),
+        ("epsilon", "eps_init", 0.3, "lore.epsilon"),
+        ("calls", "td_spike", 2.0, "lore.calls.td_spike"),
     ],
 )
 def test_parts_that_could_not_be_restored_are_named(finished, part, setting, value, named):
@@ -192,6 +196,26 @@ def test_parts_that_could_not_be_restored_are_named(finished, part, setting, val
     setattr(getattr(config.lore, part), setting, value)
     with pytest.raises(ValueError, match=f"resume: {named}.* differ"):
         build_run(config, advisor=planner())
+
+
+def test_random_steps_go_on_as_configured_and_not_as_saved(tmp_path):
+    first = EpsilonConfig(eps_init=0.5, eps_end=0.5, annealing_num_steps=100)
+    config = tiny_config(
+        tmp_path, lore=LoReConfig(epsilon=first), total_steps=32, checkpoint_interval=32, **RARELY
+    )
+    train(config, advisor=planner())
+    other = EpsilonConfig(eps_init=0.4, eps_end=0.2, annealing_num_steps=64)
+    resumed = replace(
+        config, lore=LoReConfig(epsilon=other), total_steps=64, resume=config.output_dir
+    )
+    run = build_run(resumed, advisor=planner())
+    try:
+        (random,) = (m for m in run.collector.policy.modules() if isinstance(m, ValidEGreedyModule))
+        assert random.eps.item() == pytest.approx(0.4 - 0.2 * 32 / 64)
+        run.trainer.train()
+        assert random.eps.item() == pytest.approx(0.2)
+    finally:
+        run.close()
 
 
 def logger_config(*backends):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from tiny_run import planner, tiny_config
 
-from lore_torchrl.configs import CallsConfig, LoReConfig
+from lore_torchrl.configs import CallsConfig, EvaluationConfig, LoReConfig
 from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
@@ -87,6 +87,37 @@ def test_a_resumed_run_keeps_paid_answers_and_the_ledger(tmp_path):
         run.close()
     assert first.asked + second.asked == run.service.budget.spent <= 30
     assert len(run.service.cache) >= known
+
+
+def test_answers_are_awaited_where_a_later_hook_ends_the_run(tmp_path, monkeypatch):
+    flying = []
+
+    def evaluate_and_stop(*_):
+        flying.append(run.service.stats()["in_flight"])
+        run.trainer.request_stop("enough")
+        return {"success": 0.0}
+
+    monkeypatch.setattr("lore_torchrl.dreamer.run._evaluate", evaluate_and_stop)
+    config = tiny_config(
+        tmp_path / "run",
+        lore=lore(tmp_path, drain_s=30.0, store=None),
+        evaluation=EvaluationConfig(interval=16, episodes=1),
+        checkpoint_interval=16,
+    )
+    run = build_run(config, advisor=Slow(seconds=0.5))
+    try:
+        run.trainer.train()
+        stats = run.service.stats()
+        known = len(run.service.cache)
+    finally:
+        run.close()
+    assert run.trainer.collected_frames == 16 and flying[0] > 0
+    # What is lost are the answers that fail by themselves.
+    assert stats["in_flight"] == 0 and stats["lost"] == stats["failed"] and stats["late"] > 0
+    # And they are in the checkpoint that this last round writes.
+    again = build_run(replace(config, resume=config.output_dir), advisor=Slow())
+    again.close()
+    assert len(again.service.cache) == known > 0
 
 
 def test_a_dead_adviser_is_no_reason_to_wait_or_stop(tmp_path):
