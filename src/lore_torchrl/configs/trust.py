@@ -84,7 +84,7 @@ class BanditConfig:
     exploration: float = 0.05
     sharing: float = 0.001
     decay: float = 0.97
-    trial_episodes: int = 6
+    trial_episodes: int = 4
     retrial_growth: float | None = 1.6
     probation: float = 0.12
     hit_rate: float = 0.3

@@ -16,8 +16,9 @@ from lore_torchrl.control.stream import SeededModule
 _BASELINE_DECAY = 0.85
 # Where nearly all episodes succeed, or fail, a small drift must not look like proof.
 _LEAST_VARIANCE = 0.1
-# What is left of probation however long advice has not paid: it may have become better.
-_LEAST_CREDIT = 0.1
+# A trial is half advised, so that what is compared is known of both; and however long advice
+# has not paid, so much is left of its probation: it may have become better.
+_TRIAL_MASS, _LEAST_CREDIT = 0.5, 0.1
 # Decayed number of an arm's stretches below which their mean length is not known any more.
 _LEAST_COUNT = 1e-30
 
@@ -50,8 +51,9 @@ class ShareBandit(SeededModule):
 
     .. math::
         p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
-        m &= \max\Bigl(c\, m_{\min},\; \frac{\text{granted} - \text{advised}}{\text{trial}},\;
-            \frac{e - e_{low}}{e_{high} - e_{low}}\Bigr) \text{ clipped to } [0, 1] \\
+        m &= \max\Bigl(c\, m_{\min},\;
+            \min\bigl(\tfrac12, \frac{\text{granted} - \text{advised}}{\text{trial}}\bigr),\;
+            \min\bigl(1, \frac{e - e_{low}}{e_{high} - e_{low}}\bigr)\Bigr) \\
         e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr), \qquad
         c = \max\Bigl(0.1,\; \frac{2 (1 - h)^u}{1 + (1 - h)^u}\Bigr)
 
@@ -242,7 +244,7 @@ class ShareBandit(SeededModule):
         mass = mass.clamp_max(1.0).maximum(self.probation * self.credit())
         if self.trial_episodes:
             left = (self.granted - self.advised_episodes) / self.trial_episodes
-            mass = torch.maximum(mass, left.clamp_max(1.0))
+            mass = mass.maximum(left.clamp_max(_TRIAL_MASS))
         return mass
 
     @torch.no_grad()
@@ -267,8 +269,7 @@ class ShareBandit(SeededModule):
     def trust(self) -> Tensor:
         r"""Return how much of what advice teaches is let through, a scalar.
 
-        :math:`\mathrm{clip}((e - t_{low}) / (t_{high} - t_{low}), 0, 1)`: nothing until
-        advised episodes have shown that they return more.
+        :math:`\mathrm{clip}((e - t_{low}) / (t_{high} - t_{low}), 0, 1)`.
         """
         return self._trust.clone()
 
