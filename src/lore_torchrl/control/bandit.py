@@ -97,8 +97,7 @@ class ShareBandit(SeededModule):
         trust_low: Evidence at which trust starts. Default: ``0.8``.
         trust_high: Evidence at which it is whole. Default: ``0.99``.
         gated: ``False`` is plain EXP3-IX. Default: ``True``.
-        seed: Seed of the bandit's own random stream; the global one is left alone.
-            Default: ``0``.
+        seed: Seed of a random stream of the bandit's own. Default: ``0``.
 
     Raises:
         ValueError: If an argument is out of range.
