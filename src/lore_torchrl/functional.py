@@ -41,7 +41,7 @@ def log_floor(log_p: Tensor) -> Tensor:
 
     An action that is ruled out, by a mask in the actor or a softmax that underflowed, has
     the logit :math:`-\infty`, and entropy and divergences of its row would be NaN. In
-    float32 :math:`e^{-10^4}` is exactly 0: it stays ruled out.
+    float32 :math:`e^{-10^4}` is exactly 0; see :func:`is_ruled_out`.
 
     Args:
         log_p: Log-probabilities, any shape.
@@ -52,6 +52,15 @@ def log_floor(log_p: Tensor) -> Tensor:
         (tensor([1., 0.]), tensor(0.))
     """
     return log_p.clamp_min(_LEAST_LOG_PROB)
+
+
+def is_ruled_out(log_p: Tensor) -> Tensor:
+    """Return where :func:`log_floor` has raised a logarithm: actions of probability 0.
+
+    Args:
+        log_p: What :func:`log_floor` returned, any shape.
+    """
+    return log_p <= _LEAST_LOG_PROB
 
 
 def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

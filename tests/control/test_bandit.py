@@ -493,8 +493,8 @@ class TestAdvisers:
             advised.append((arms > 0).sum().item())
             bandit.grant()
         assert bandit.evidence() == 0.5
-        # Six of the trial and a few of the grants; then a tenth of the probation.
-        assert sum(advised) <= 20 and sum(advised[2:]) <= 10
+        # Four of the trial and a few of the grants; then a tenth of the probation.
+        assert sum(advised) <= 12 and sum(advised[2:]) <= 5
 
     def test_good_then_adversarial(self):
         good = torch.tensor([0.3, 0.9, 0.9, 0.9]).expand(40, -1)

@@ -28,6 +28,7 @@ def test_a_row_averages_over_cases_where_they_are_told_and_over_batches_else():
         batch_metrics=[
             lambda batch: {
                 "over_cases": batch["next", "reward"][batch["next", "done"]].tolist(),
+                "in_a_tensor": batch["next", "success"].float().flatten(),
                 "over_batches": batch["next", "reward"].max().item(),
                 "no_case": [],
             }
@@ -41,5 +42,6 @@ def test_a_row_averages_over_cases_where_they_are_told_and_over_batches_else():
     # Three of five episodes, not the mean of 3/4 and 0.
     assert step == 6 and row["over_cases"] == pytest.approx(0.6) == row["train/success"]
     assert row["over_batches"] == 0.5 and "no_case" not in row
+    assert row["in_a_tensor"] == pytest.approx(3 / 6)
     assert row["train/episodes"] == 5.0
     assert row["train/episode_length"] == pytest.approx(6 / 5)

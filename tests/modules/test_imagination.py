@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import DreamerV3DiscreteActor
@@ -72,6 +73,28 @@ def test_without_weight_it_is_the_stock_actor(why):
     imagined.refresh()
     expected = torch.log_softmax(actor.get_dist(td).logits, -1)
     torch.testing.assert_close(torch.log_softmax(imagined.get_dist(td).logits, -1), expected)
+
+
+@pytest.mark.parametrize("mode", ["logit", "probability"])
+def test_an_action_that_the_actor_rules_out(mode):
+    _, net, _, td = parts()
+    stock = DreamerV3DiscreteActor(6, ACTIONS, depth=1, num_cells=8)
+    ruled_out = torch.tensor([False, True, False, False])
+    mask = TensorDictModule(
+        lambda logits: logits.masked_fill(ruled_out, -torch.inf), ["logits"], ["logits"]
+    )
+    actor = ProbabilisticTensorDictSequential(stock[0], mask, stock[1])
+    imagined = ImaginationActor(actor, net, LogitMixer(max_kl=0.3, mode=mode), beta_max=5.0)
+    played = imagined(td.clone())
+    scored = imagined.get_dist(played.clone())
+    for logits in (played["logits"], scored.logits):
+        probs = logits.softmax(-1)
+        assert probs.isfinite().all() and (probs[:, 1] < 1e-37).all()
+    torch.testing.assert_close(scored.logits.softmax(-1), played["logits"].softmax(-1))
+    own = actor.get_dist(td).logits.softmax(-1)
+    assert not played["action"][:, 1].any() and (probs - own).abs().max() > 0.05
+    assert scored.log_prob(played["action"]).isfinite().all()
+    assert imagined.bonus(played).isfinite()
 
 
 def test_the_calibrator_is_asked_about_the_network():

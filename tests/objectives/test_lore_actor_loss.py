@@ -214,6 +214,8 @@ def test_an_action_that_the_actor_rules_out():
         losses.keys()
     )
     assert losses["loss_lore_constraint"] > 0 and loss.multiplier.isfinite()
+    # What is taught is what can be done.
+    assert losses["loss_lore_prior"] < 10
     sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
     found = gradients(agent.actor)
     assert any(g.any() for g in found.values()) and all(g.isfinite().all() for g in found.values())

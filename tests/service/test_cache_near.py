@@ -242,11 +242,13 @@ def test_what_has_expired_does_not_come_back_from_the_store(store):
     assert (cache.expired, again.expired) == (1, 1)
 
 
-def test_prefixes_are_apart(store):
+def test_prefixes_are_apart(store, caplog):
     cache = AdviceCache(store=store, prefix="prompt 1:", radius=1.0)
     cache.put("a", advice(1.0), coarse="room", latent=[0.0])
     other = AdviceCache(store=store, prefix="prompt 2:", radius=1.0)
-    other.load_state_dict(travelled(cache))
+    with caplog.at_level("WARNING", logger="torchrl"):
+        other.load_state_dict(travelled(cache))
+    assert "Cached answers left out: 1." in caplog.text and "'prompt 1:'" in caplog.text
     assert other.get("a", "room", [0.0]) is None
     other.put("a", advice(2.0))
     assert cache.peek("a") == advice(1.0)

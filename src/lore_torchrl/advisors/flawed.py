@@ -152,7 +152,7 @@ class TruncatedAdvisor(_Wrapper):
                 "action stays."
             )
         self.advisor = advisor
-        self.keep = keep
+        self.keep = float(keep)
         self.seed = seed
         # A stream of its own: the wrapped adviser may have been given the same seed.
         self._random = random.Random(f"truncated {seed}")
@@ -160,7 +160,7 @@ class TruncatedAdvisor(_Wrapper):
     @property
     def cache_prefix(self) -> str:
         """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
-        return f"truncated-{self.keep:g},{self.seed}:{getattr(self.advisor, 'cache_prefix', '')}"
+        return f"truncated-{self.keep!r},{self.seed}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Ask the wrapped adviser, and leave out actions from each answer."""

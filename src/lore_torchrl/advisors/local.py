@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,7 +145,7 @@ class LocalAdvisor:
         """Where the model runs."""
         return next(self.model.parameters()).device
 
-    @cached_property
+    @property
     def cache_prefix(self) -> str:
         """What tells this adviser's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype

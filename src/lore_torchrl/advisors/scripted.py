@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
@@ -72,13 +71,13 @@ class ScriptedAdvisor:
                 "claims nothing."
             )
         self.planner = planner
-        self.competence = competence
-        self.sharpness = sharpness
-        self.confidence = confidence
+        self.competence = float(competence)
+        self.sharpness = float(sharpness)
+        self.confidence = float(confidence)
         self.seed = seed
         self._random = random.Random(seed)
 
-    @cached_property
+    @property
     def cache_prefix(self) -> str:
         """What tells this adviser's answers from those of another in the same store."""
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)

@@ -86,12 +86,12 @@ class ShareBandit(SeededModule):
         learning_rate: :math:`\eta > 0` for each episode. Default: ``0.2``.
         exploration: :math:`\gamma`, share of steps spent evenly, in ``[0, 1)``.
             Default: ``0.05``.
-        sharing: :math:`\alpha` in ``[0, 1)``; positive to follow a best arm that changes.
-            Default: ``0.0``.
+        sharing: :math:`\alpha` in ``[0, 1)``; positive if the best arm changes. Default: ``0.0``.
         decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.97``.
-        trial_episodes: Advised episodes granted at first, and by each :meth:`grant`, before
-            evidence alone decides. Default: ``8``.
+        trial_episodes: Advised episodes of the first trial; those of later ones are fewer, see
+            :meth:`grant`. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
+        hit_rate: :math:`h`, in ``[0, 1)``; 0 for a credit of 1 for ever. Default: ``0.0``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
         trust_low: Evidence at which trust starts. Default: ``0.8``.
@@ -285,7 +285,7 @@ class ShareBandit(SeededModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # Checkpoints of format 0 were written before these were buffers.
+        # Older checkpoints lack these.
         state_dict.setdefault(prefix + "drawn_from", self.drawn_from.clone())
         state_dict.setdefault(prefix + "barren", torch.zeros_like(self.barren))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -33,7 +33,7 @@ class SeededModule(nn.Module):
         return self._generator_on(next(self.buffers()).device).get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on with a saved random stream; one of another kind of device begins anew."""
+        """Go on with a saved random stream; one of another kind of device is left out."""
         generator = self._generator_on(next(self.buffers()).device)
         if state.numel() == generator.get_state().numel():
             generator.set_state(state.cpu())

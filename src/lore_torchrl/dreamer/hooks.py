@@ -160,7 +160,7 @@ class MetricsHook(TrainerHookBase):
         interval: Environment steps between rows.
         num_envs: Environments; episodes are followed for each.
         batch_metrics: Functions from a collector batch to metrics by name: a number, averaged
-            over batches, or a list with one for each case, averaged over all cases.
+            over batches, or a list (array, tensor) with one for each case, averaged over all.
         gauges: Functions to scalars that are read when a row is written.
         bar: Function to what the progress bar shows beside success and KL; read at every
             batch. Default: nothing.
@@ -231,6 +231,7 @@ class MetricsHook(TrainerHookBase):
                 self._lengths[ended] = 0
         for function in self.batch_metrics:
             for name, value in function(batch).items():
+                value = value.tolist() if hasattr(value, "tolist") else value
                 self._window[name] += value if isinstance(value, Sequence) else [value]
         bar = {"log_pbar": True}
         if self._window["train/success"]:

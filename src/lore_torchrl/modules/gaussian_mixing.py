@@ -301,12 +301,12 @@ class GaussianMixer(TensorDictModuleBase):
         """Divide centred advice by the temperature, if there is one."""
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
-    def prior(self, prior_logits: Tensor) -> Gaussian:
-        """Return centred advice ``[*B, K]`` as a policy."""
-        return self.as_policy(self.temper(prior_logits))
+    def prior(self, prior_logits: Tensor, policy: Gaussian | None = None) -> Gaussian:
+        """Return centred advice ``[*B, K]`` as a policy; ``policy`` rules no action out."""
+        return self.as_policy(self.temper(prior_logits), policy)
 
-    def as_policy(self, tempered: Tensor) -> Gaussian:
-        """Return tempered advice ``[*B, K]`` as a policy."""
+    def as_policy(self, tempered: Tensor, policy: Gaussian | None = None) -> Gaussian:
+        """Return tempered advice ``[*B, K]`` as a policy; ``policy`` rules no action out."""
         probs = torch.softmax(tempered, -1)
         return Gaussian(*anchor_moments(probs, self.anchors, self.min_scale))
 

@@ -117,7 +117,9 @@ class ImaginationActor(TensorDictModuleBase):
         """
         policy = self.mixer.policy_of(self.actor.get_dist(imagined.select(*self.actor.in_keys)))
         prior, weight = self._advice_of(imagined)
-        expected = self.mixer.expected_log_prob(policy, self.mixer.as_policy(prior))
+        expected = self.mixer.expected_log_prob(
+            policy, self.mixer.as_policy(prior, policy.detach())
+        )
         weight = weight.squeeze(-1)
         bonus = masked_mean(weight * expected, weight > 0)
         return bonus if self.bandit is None else self.bandit.trust() * bonus
@@ -133,7 +135,8 @@ class ImaginationActor(TensorDictModuleBase):
         The advice is constant, so what :meth:`forward` has written is not computed again.
         """
         distribution = self.actor.get_dist(tensordict)
-        mixed = self._mixed(distribution.logits.float(), self._advice_of(tensordict))
+        log_p = log_floor(distribution.logits.float())
+        mixed = self._mixed(log_p, self._advice_of(tensordict))
         return type(distribution)(logits=mixed)
 
     def _mixed(self, log_p: Tensor, advice: tuple[Tensor, Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from lore_torchrl.functional import (
     bounded_weight,
     categorical_kl,
     clean_advice,
+    is_ruled_out,
     log_floor,
     mix_logits,
     mix_probs,
@@ -184,14 +185,15 @@ class LogitMixer(TensorDictModuleBase):
         """Return the index of each one-hot action ``[*B, A]``, ``[*B, 1]``."""
         return actions.argmax(-1, keepdim=True)
 
-    def prior(self, prior_logits: Tensor) -> Tensor:
-        """Return centred advice as a policy."""
-        return self.as_policy(self.temper(prior_logits))
+    def prior(self, prior_logits: Tensor, policy: Tensor) -> Tensor:
+        """Return centred advice as a policy over the actions that ``policy`` does not rule out."""
+        return self.as_policy(self.temper(prior_logits), policy)
 
     @staticmethod
-    def as_policy(tempered: Tensor) -> Tensor:
-        """Return tempered advice as a policy."""
-        return torch.log_softmax(tempered, -1)
+    def as_policy(tempered: Tensor, policy: Tensor) -> Tensor:
+        """Return tempered advice as a policy over the actions that ``policy`` does not rule out."""
+        possible = tempered.masked_fill(is_ruled_out(policy), -math.inf)
+        return log_floor(torch.log_softmax(possible, -1))
 
     @staticmethod
     def divergence(first: Tensor, second: Tensor) -> Tensor:
@@ -232,7 +234,7 @@ class LogitMixer(TensorDictModuleBase):
         if self.mode == "logit":
             mix, other = mix_logits, weight * tempered
         else:
-            mix, other = mix_probs, torch.log_softmax(tempered, -1)
+            mix, other = mix_probs, self.as_policy(tempered, log_p)
             beta = beta.clamp(max=1.0) * weight
         if math.isfinite(self.max_kl):
             beta = project_weight(mix, log_p, other, beta, self.max_kl)
@@ -258,7 +260,7 @@ class LogitMixer(TensorDictModuleBase):
         """
         if self.mode == "logit":
             return bounded_weight(tempered, weight, self.max_kl) * tempered
-        log_prior = torch.log_softmax(tempered, -1)
+        log_prior = self.as_policy(tempered, log_p)
         apart = categorical_kl(log_prior, log_p).unsqueeze(-1)
         weight = torch.minimum(weight.clamp(max=1.0), self.max_kl / apart.clamp_min(1e-9))
         return mix_probs(log_p, log_prior, weight) - log_p

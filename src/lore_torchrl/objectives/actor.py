@@ -383,7 +383,7 @@ class LoReActorLoss(LossModule):
         aligner = mixing.temperature
         if aligner is not None and self.training:
             aligner.update(policy.detach(), prior_logits, valid)
-        prior = mixing.prior(prior_logits)
+        prior = mixing.prior(prior_logits, policy.detach())
         trust, valid = None, valid.squeeze(-1)
         if self.calibrator is not None:
             trust = self.calibrator.trust(raw[1], None if learnt is None else learnt.long())

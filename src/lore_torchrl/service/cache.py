@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.service.answer_table import AnswerTable, StoredAnswer
@@ -16,6 +17,8 @@ from lore_torchrl.service.locks import SharedLock
 from lore_torchrl.service.neighbours import Neighbourhood, as_vector
 from lore_torchrl.service.store import AdviceStore
 from lore_torchrl.service.votes import Ballots, average
+
+_COUNTERS = ("hits", "near_hits", "misses", "expired", "refuted")
 
 
 @dataclass(slots=True)
@@ -97,11 +100,8 @@ class AdviceCache:
         prefix: str = "",
     ) -> None:
         if max_entries < 1:
-            raise ValueError(
-                f"AdviceCache needs room for at least one entry, got max_entries={max_entries}."
-            )
-        limits = (("ttl_steps", ttl_steps), ("ttl_hits", ttl_hits), ("votes", votes))
-        for name, value in limits:
+            raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
+        for name, value in (("ttl_steps", ttl_steps), ("ttl_hits", ttl_hits), ("votes", votes)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}. Use None for no end.")
         self.max_entries = max_entries
@@ -376,14 +376,10 @@ class AdviceCache:
                     [key, list(entry.advice.logits), entry.advice.confidence, self._extra(entry)]
                     for key, entry in self._entries.items()
                 ],
-                "hits": self.hits,
-                "near_hits": self.near_hits,
-                "misses": self.misses,
-                "expired": self.expired,
+                **{name: getattr(self, name) for name in _COUNTERS},
                 "now": self._now,
                 "seen": self._seen,
                 "outlived": dict(self._outlived),
-                "refuted": self.refuted,
                 "ballots": self._ballots.state_dict(),
                 "prefix": self.prefix,
             }
@@ -402,7 +398,7 @@ class AdviceCache:
         """Replace entries and counters.
 
         With a store its answers come first, and what it lacks of the state is written
-        into it. Entries of another ``prefix`` are left out.
+        into it. Entries of another ``prefix`` are left out, with a warning.
 
         Args:
             state: What :meth:`state_dict` returned. Of more entries than
@@ -416,17 +412,20 @@ class AdviceCache:
             self._near = Neighbourhood(self.radius)
             self._seen = 0 if self.store is not None else int(state.get("seen", 0))
             self._dropped = False
-            self.hits = int(state["hits"])
-            self.misses = int(state["misses"])
-            self.near_hits = int(state.get("near_hits", 0))
-            self.expired = int(state.get("expired", 0))
+            for name in _COUNTERS:
+                setattr(self, name, int(state.get(name, 0)))
             self._now = int(state.get("now", 0))
-            same = state.get("prefix", "") == self.prefix
-            self._outlived = dict(state.get("outlived", {})) if same else {}
-            self.refuted = int(state.get("refuted", 0))
-            self._ballots.load_state_dict(state.get("ballots", {}) if same else {})
+            if state.get("prefix", "") != self.prefix:
+                if state["entries"]:
+                    torchrl_logger.warning(
+                        f"Cached answers left out: {len(state['entries']):,}. They are under "
+                        f"{state.get('prefix', '')!r}, this adviser's are under {self.prefix!r}."
+                    )
+                state = {"entries": ()}
+            self._outlived = dict(state.get("outlived", {}))
+            self._ballots.load_state_dict(state.get("ballots", {}))
             self.pull()
-            self._restore(state["entries"] if same else ())
+            self._restore(state["entries"])
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries, unsaved = [], []
