@@ -404,6 +404,14 @@ class TestEvidence:
         bandit.grant()
         assert bandit.granted == 10 + granted
 
+    def test_the_last_trial_is_a_whole_one(self):
+        bandit = ShareBandit(trial_episodes=6, hit_rate=0.3)
+        tell(bandit, [1] * 10, [0.25] * 10, [0.0] * 10)
+        bandit.grant()
+        assert bandit.granted == 10 and bandit.barren == 10
+        bandit.grant(last=True)
+        assert bandit.granted == 16 and bandit.credit() == 1
+
     def test_a_grant_does_not_shorten_the_first_trial(self):
         bandit = ShareBandit(trial_episodes=8, hit_rate=0.9)
         tell(bandit, [1] * 4, [0.25] * 4, [0.0] * 4)

@@ -115,6 +115,8 @@ def test_one_more_trial_when_no_more_can_be_bought():
         exhausted=lambda: left[0] == 0,
         retrial_growth=1.5,
     )
+    bandit.hit_rate = 0.9
+    bandit.barren.fill_(5.0)
     granted = []
     for remaining in (5, 3, 0, 0, 0):
         left[0] = remaining

@@ -215,6 +215,69 @@ def test_what_the_planner_finds_best(cells, facing, held, best):
             assert values[ACTIONS.index(name)] == -1.0
 
 
+def in_a_field(cells, place=(8, 8), **held):
+    """A world of grass with nothing in it but the player and these cells."""
+    env = CrafterEnv(area=(20, 20))
+    env.reset(seed=0)
+    player, world = env.game.player, env.game.world
+    for thing in [thing for thing in world.objects if thing is not player]:
+        world.remove(thing)
+    for cell in np.ndindex(20, 20):
+        world[cell] = "grass"
+    for cell, material in cells.items():
+        world[cell] = material
+    world.move(player, np.array(place))
+    player.facing = (1, 0)
+    player.inventory.update(held)
+    # No animals come, and nothing is left to be done but to make tools.
+    env.game._balance_chunk = lambda *_: None
+    player.achievements = dict.fromkeys(ACHIEVEMENTS, 1)
+    return env, player
+
+
+@pytest.mark.parametrize(
+    ("cells", "place", "held", "made"),
+    [
+        # A gap of one cell on the left, open to both sides.
+        ({(9, 8): "water", (6, 8): "water"}, (8, 8), {"wood": 5}, "wood_pickaxe"),
+        # Table and furnace too far apart to use both, and near enough.
+        (
+            {(7, 7): "table", (11, 7): "furnace"},
+            (8, 8),
+            {"wood": 5, "stone": 9, "coal": 2, "iron": 2},
+            "iron_pickaxe",
+        ),
+        (
+            {(6, 7): "table", (8, 7): "furnace"},
+            (9, 8),
+            {"wood": 5, "stone": 9, "coal": 2, "iron": 2},
+            "iron_pickaxe",
+        ),
+        # At the upper and the left edge of the world nothing counts as near.
+        ({(5, 1): "table"}, (5, 0), {"wood": 5}, "wood_pickaxe"),
+        ({(1, 5): "table"}, (0, 5), {"wood": 5}, "wood_pickaxe"),
+    ],
+)
+def test_the_planner_gets_its_tool_made(cells, place, held, made):
+    tools = ("wood_pickaxe", "stone_pickaxe", "wood_sword", "stone_sword")
+    earlier = dict.fromkeys(tools, 1) if made == "iron_pickaxe" else {}
+    env, player = in_a_field(cells, place, **earlier, **held)
+    describer, planner = CrafterDescriber(), CrafterPlanner()
+    observation = env.step(0)[0]
+    for _ in range(25):
+        if player.inventory[made]:
+            return
+        action = int(np.argmax(planner(describer.request(0, observation))))
+        name = ACTIONS[action]
+        if name.startswith("make"):
+            assert observation["action_mask"][action]
+        before = player.inventory.copy()
+        observation = env.step(action)[0]
+        if name.startswith("make"):
+            assert player.inventory != before, "what the mask allows has an effect"
+    pytest.fail(f"no {made} within 25 steps")
+
+
 def test_the_planner_climbs_the_tree_and_chance_does_not():
     describer, planner = CrafterDescriber(), CrafterPlanner()
     rng, counts = np.random.default_rng(0), {}

@@ -23,7 +23,7 @@ from lore_torchrl.envs.family import (
     read_row,
 )
 from lore_torchrl.envs.finance import FinancialRegimes
-from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner
+from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakeDescriber, FrozenLakePlanner
 from lore_torchrl.envs.gym_batch import gym_batch
 from lore_torchrl.envs.minigrid import MiniGrid
 from lore_torchrl.envs.pendulum import Pendulum
@@ -337,6 +337,61 @@ def test_families_that_are_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "own", own)
     with pytest.raises(TypeError, match=r"own.Thing has no make_env\(\)"):
         build_family("own.Thing", "x", max_steps=None, options={})
+
+
+@pytest.mark.parametrize(
+    ("family", "env_id", "options", "message"),
+    [
+        ("frozen_lake.FrozenLake", "FrozenLake-v1", {"map_name": "5x5"}, "'4x4', '8x8'.*'5x5'"),
+        ("frozen_lake.FrozenLake", "CliffWalking-v1", {}, "CliffWalking-v1 is no FrozenLake"),
+        ("frozen_lake.FrozenLake", "FrozenLake-v1", {"max_steps": 9}, "set env.max_steps instead"),
+        ("frozen_lake.FrozenLake", "FrozenLake-v1", {"env_id": "x"}, "set env.id instead"),
+        ("snake.Snake", "Snake", {"size": 4, "apples": 30}, "at most 13, got 30.*Raise size"),
+        ("finance.FinancialRegimes", "Finance", {"regimes": {"drift": 1.0}}, "list of mappings"),
+        ("finance.FinancialRegimes", "Finance", {"window": 20.5}, "window must be a whole number"),
+        ("crafter.Crafter", "Crafter", {"area": 64}, "a width and a height.*got 64"),
+        ("crafter.Crafter", "Crafter", {"area": [64]}, "a width and a height"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(family, env_id, options, message):
+    path = f"lore_torchrl.envs.{family}"
+    with pytest.raises(ValueError, match=message):
+        build_family(path, env_id, max_steps=None, options=options)
+
+
+def test_a_family_takes_what_a_run_gives_it(monkeypatch):
+    own = ModuleType("own")
+    monkeypatch.setitem(sys.modules, "own", own)
+    own.Thing = type("Thing", (), {"__init__": lambda self, env_id: None})
+    with pytest.raises(TypeError, match=r"Thing\(\) must take the keyword max_steps"):
+        build_family("own.Thing", "x", max_steps=None, options={})
+    own.Thing = type(
+        "Thing",
+        (),
+        {
+            "__init__": lambda self, env_id, *, max_steps: None,
+            "make_env": lambda self, **settings: None,
+            "make_describer": lambda self: None,
+        },
+    )
+    with pytest.raises(TypeError, match=r"make_describer\(\) must take the keywords memory, image"):
+        build_family("own.Thing", "x", max_steps=None, options={})
+
+
+def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):
+    monkeypatch.setattr(FrozenLakeDescriber, "coarse_key", lambda *_: 3, raising=False)
+    check_family(FrozenLake())
+    with pytest.raises(TypeError, match=r"coarse_key\(\) must return text, got int"):
+        check_family(FrozenLake(), coarse=True)
+    monkeypatch.undo()
+    observed = []
+    monkeypatch.setattr(
+        FrozenLakeDescriber,
+        "observe",
+        lambda self, row, observation, action, *, reset: observed.append((action, reset)),
+    )
+    check_family(FrozenLake())
+    assert observed == [(None, True), (0, False)]
 
 
 def test_an_adviser_that_needs_a_planner_says_so(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STA
 from torchrl.envs import ParallelEnv, SerialEnv, check_env_specs
 
 from lore_torchrl.envs import minigrid_describe as codes
-from lore_torchrl.envs.family import read_row, row_seed
+from lore_torchrl.envs.family import check_family, read_row, row_seed
 from lore_torchrl.envs.minigrid import MiniGrid, make_env, make_single_env
 from lore_torchrl.envs.minigrid_describe import (
     BOX,
@@ -41,6 +41,34 @@ FETCH = "MiniGrid-Fetch-5x5-N2-v0"
 def gym_envs(env):
     """The MiniGrid objects under a serial environment."""
     return [worker._env.unwrapped for worker in env.base_env._envs]
+
+
+def test_a_room_with_fewer_actions_has_a_describer_of_them():
+    family = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
+    assert check_family(family, coarse=True).num_actions == 3
+    describer = family.make_describer()
+    request = sample_request(family)
+    assert request.actions == describer.actions == ("left", "right", "forward")
+    assert "- forward" in request.description and "pickup" not in request.description
+    assert len(family.make_planner()(request)) == 3
+
+
+def test_what_done_means_is_in_the_keys():
+    silent, valid = (
+        MiniGrid("MiniGrid-GoToDoor-5x5-v0", done_is_valid=valid) for valid in (False, True)
+    )
+    one, other = sample_request(silent), sample_request(valid)
+    assert one.description != other.description and one.cache_key != other.cache_key
+    env = valid.make_env(num_envs=1, seed=0)
+    seen = read_row(env.reset(), 0, ["image", "direction", "mission"])
+    env.close()
+    keys = {family.make_describer().coarse_key(0, seen) for family in (silent, valid)}
+    assert len(keys) == 2
+
+
+def test_an_id_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="CartPole-v1 is no environment of MiniGrid"):
+        MiniGrid("CartPole-v1").make_describer()
 
 
 def test_codes_are_minigrids():

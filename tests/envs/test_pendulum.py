@@ -66,6 +66,26 @@ def test_the_planner_swings_up_and_holds_on_held_out_seeds():
     assert ended[:, -1].all() and not ended[:, :-1].any()
 
 
+@pytest.mark.parametrize("degrees", [-156.4, -150.0, 150.0, 180.0])
+def test_the_planner_swings_up_from_rest(degrees):
+    family = Pendulum()
+    describer, planner = family.make_describer(), family.make_planner()
+    env = family.make_env(num_envs=1, seed=0)
+    seen = env.reset()
+    inner = env.base_env._envs[0]._env.unwrapped
+    anchors = torch.tensor(describer.anchors)
+    angle = np.radians(degrees)
+    seen["observation"] = torch.tensor([[np.cos(angle), np.sin(angle), 0.0]]).float()
+    inner.state = np.array([angle, 0.0])
+    best = 0.0
+    for _ in range(150):
+        values = planner(describer.request(0, read_row(seen, 0, ["observation"])))
+        seen = env.step(seen.set("action", anchors[[int(np.argmax(values))]]))["next"]
+        best = max(best, float(np.cos(inner.state[0])))
+    env.close()
+    assert best > 0.99
+
+
 def held(family, angles):
     """Success at the end of an episode that passes through ``angles``."""
     env = family.make_env(num_envs=1, seed=0)

@@ -247,13 +247,14 @@ class ShareBandit(SeededModule):
         return mass
 
     @torch.no_grad()
-    def grant(self) -> None:
+    def grant(self, *, last: bool = False) -> None:
         """Grant a trial of floor(c trial) episodes: the advice is not what it was at the last.
 
-        What advised episodes have returned counts half from now on.
+        What they returned counts half from now on; the ``last`` gets a whole trial and credit.
         """
         self.uplift_sum.mul_(0.5)
         self.uplift_count.mul_(0.5)
+        self.barren.mul_(float(not last))
         trial = (self.credit() * self.trial_episodes).floor().long()
         self.granted.clamp_(min=self.advised_episodes + trial)
         self.refresh()
@@ -285,9 +286,8 @@ class ShareBandit(SeededModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # Older checkpoints lack these.
-        state_dict.setdefault(prefix + "drawn_from", self.drawn_from.clone())
-        state_dict.setdefault(prefix + "barren", torch.zeros_like(self.barren))
+        for name in ("drawn_from", "barren"):  # older checkpoints lack them
+            state_dict.setdefault(prefix + name, getattr(self, name).clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.refresh()
 

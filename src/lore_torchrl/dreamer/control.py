@@ -40,7 +40,7 @@ class AdviceControlHook(TrainerHookBase):
             by ``retrial_growth`` the bandit is granted a new trial, since advice that is
             averaged over more answers is not the advice that was tried. Default: ``None``.
         exhausted: Returns whether no more answers can be bought; when they no longer can,
-            the bandit is granted one more trial. Default: ``None``.
+            the bandit is granted a last, whole trial. Default: ``None``.
         retrial_growth: Factor above 1, or ``None`` for never. Default: ``None``.
         device: Where both live. Default: ``"cpu"``.
     """
@@ -74,7 +74,7 @@ class AdviceControlHook(TrainerHookBase):
         if self.share is not None:
             self._tell(batch)
             if self.retrial_growth is not None and self._trial_is_due():
-                self.share.bandit.grant()
+                self.share.bandit.grant(last=self._next_trial == math.inf)
         if self.prior_net is not None:
             self.served += (batch.get(keys.ORIGIN) == keys.ORIGIN_PRIOR_NET).sum().cpu()
             if self.prior_net.calibrator is not None:

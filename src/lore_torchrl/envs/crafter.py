@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from lore_torchrl.envs.crafter_rules import (
     RIPE,
     VIEW,
     crafter,
+    things_around,
 )
 from lore_torchrl.envs.gym_batch import GymFamily, gym
 
@@ -237,7 +239,7 @@ class CrafterEnv(gym.Env):
         x, y = VIEW[0] // 2, VIEW[1] // 2
         dx, dy = DIRECTIONS[facing]
         ahead = CODES[view[x + dx, y + dy]]
-        around = {CODES[code] for code in view[x - 1 : x + 2, y - 1 : y + 2].reshape(-1)}
+        around = things_around(view, (x, y))
         mask = np.ones(len(ACTIONS), dtype=np.bool_)
         for index, action in enumerate(ACTIONS):
             verb, _, name = action.partition("_")
@@ -295,6 +297,8 @@ class Crafter(GymFamily):
     ) -> None:
         if goal not in ACHIEVEMENTS:
             raise ValueError(f"goal must be one of {', '.join(ACHIEVEMENTS)}, got {goal!r}.")
+        if not isinstance(area, Sequence) or len(area) != 2:
+            raise ValueError(f"area must be a width and a height, such as (64, 64), got {area!r}.")
         self.env_id = env_id
         self.goal = goal
         self.settings: dict[str, Any] = {

@@ -20,6 +20,7 @@ from lore_torchrl.envs.crafter_rules import (
     PLACE,
     VIEW,
     WALKABLE,
+    things_around,
 )
 
 _CENTRE = (VIEW[0] // 2, VIEW[1] // 2)
@@ -52,10 +53,8 @@ class _Situation:
     def affords(self, uses: Mapping[str, int]) -> bool:
         return all(self.held[item] >= count for item, count in uses.items())
 
-    def beside(self, things: Iterable[str]) -> bool:
-        x, y = _CENTRE
-        around = {CODES[code] for code in self.view[x - 1 : x + 2, y - 1 : y + 2].reshape(-1)}
-        return around.issuperset(things)
+    def beside(self, things: Iterable[str], cell: Cell = _CENTRE) -> bool:
+        return things_around(self.view, cell).issuperset(things)
 
     @property
     def ahead(self) -> str:
@@ -155,10 +154,18 @@ def _make(here: _Situation, tool: str) -> Iterator[str | None]:
         if here.held[item] < count:
             yield _collect(here, _source(item))
             return
+    for direction in (0, 2):
+        # At the left and upper edge of the world nothing counts as near.
+        if nearby and here.at(_step(_CENTRE, direction)) == "edge":
+            inward = direction + 1
+            yield _go(here, inward) if _passable(here, _step(_CENTRE, inward)) else None
+    if all(here.cells(thing) for thing in nearby):
+        yield _approach(here, [cell for cell in here.cells(*WALKABLE) if here.beside(nearby, cell)])
     for thing in nearby:
         if here.beside([thing]):
             continue
-        if here.cells(thing):
+        # One that stands too far from what is here already is built anew.
+        if here.cells(thing) and not any(here.beside([other]) for other in nearby):
             yield _approach(here, here.cells(thing))
         for item, count in PLACE[thing]["uses"].items():
             # What the tool itself takes must be left.
@@ -189,13 +196,14 @@ def _collect(here: _Situation, material: str) -> str | None:
 
 
 def _place(here: _Situation, thing: str) -> str | None:
-    """Place it ahead, or turn to where it can be placed."""
+    """Place it ahead, or step to where that is possible."""
     if not here.affords(PLACE[thing]["uses"]):
         return None
     if here.ahead in PLACE[thing]["where"]:
         return f"place_{thing}"
     for direction in range(4):
-        if here.at(_step(_CENTRE, direction)) in WALKABLE:
+        ahead = _step(_CENTRE, direction)
+        if _free(here, ahead) and here.at(_step(ahead, direction)) in PLACE[thing]["where"]:
             return f"move_{DIRECTION_NAMES[direction]}"
     return None
 
@@ -222,7 +230,7 @@ def _approach(here: _Situation, targets: list[Cell]) -> str | None:
             start = direction if cell == _CENTRE else first[cell]
             if ahead in goals:
                 return _go(here, start)
-            if _free(here, ahead) or _diggable(here, ahead):
+            if _passable(here, ahead):
                 first[ahead] = start
                 queue.append(ahead)
     return None
@@ -254,6 +262,10 @@ def _room(here: _Situation, direction: int) -> int:
 
 def _free(here: _Situation, cell: Cell) -> bool:
     return here.at(cell) in WALKABLE
+
+
+def _passable(here: _Situation, cell: Cell) -> bool:
+    return _free(here, cell) or _diggable(here, cell)
 
 
 def _diggable(here: _Situation, cell: Cell) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 try:
     import crafter
     from crafter import constants
@@ -33,3 +35,20 @@ CODES: tuple[str, ...] = (
 CODE = {name: code for code, name in enumerate(CODES)}
 RIPE = CODE["ripe plant"]
 OBJECTS = {getattr(crafter.objects, kind): CODE[kind.lower()] for kind in _KINDS}
+
+
+def things_around(view: np.ndarray, cell: tuple[int, int]) -> set[str]:
+    """Return what the game takes to be near a cell: nothing at the world's left and upper edge.
+
+    Its own look-up slices from -1 there, which is empty.
+
+    Args:
+        view: Codes of the local view, ``[columns, rows]``.
+        cell: Column and row of a cell of it that is in the world.
+    """
+    x, y = cell
+    codes = view[max(x - 1, 0) : x + 2, max(y - 1, 0) : y + 2]
+    outside = (x > 0 and view[x - 1, y] == CODE["edge"]) or (
+        y > 0 and view[x, y - 1] == CODE["edge"]
+    )
+    return set() if outside else {CODES[code] for code in codes.reshape(-1)}

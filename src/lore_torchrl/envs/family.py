@@ -109,6 +109,12 @@ def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
     return seed * MAX_ENVS + row + (EVAL_SEED_OFFSET if evaluation else 0)
 
 
+_METHODS = {
+    "make_env": ("num_envs", "seed", "evaluation", "parallel", "pixels"),
+    "make_describer": ("memory", "image"),
+}
+
+
 def build_family(
     path: str, env_id: str, *, max_steps: int | None, options: Mapping[str, Any]
 ) -> EnvFamily:
@@ -141,11 +147,28 @@ def build_family(
             f"env.options: {name} does not take {', '.join(unknown)}. It takes "
             f"{', '.join(k for k in known if k not in ('self', 'env_id', 'max_steps'))}."
         )
+    for option in ("env_id", "max_steps"):
+        if option in options:
+            raise ValueError(
+                f"env.options.{option}: set env.{option.removeprefix('env_')} instead."
+            )
+    _check_takes(made, name, ("max_steps",))
     family = made(env_id, max_steps=max_steps, **options)
-    for method in ("make_env", "make_describer"):
+    for method, keywords in _METHODS.items():
         if not callable(getattr(family, method, None)):
             raise TypeError(f"{path} has no {method}(): see lore_torchrl.envs.family.EnvFamily.")
+        _check_takes(getattr(family, method), f"{name}.{method}", keywords)
     return family
+
+
+def _check_takes(function: Callable[..., Any], name: str, keywords: Sequence[str]) -> None:
+    known = inspect.signature(function).parameters
+    missing = [keyword for keyword in keywords if keyword not in known]
+    if missing and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        raise TypeError(
+            f"{name}() must take the keyword{'s' * (len(missing) > 1)} {', '.join(missing)}: see "
+            "lore_torchrl.envs.family.EnvFamily."
+        )
 
 
 def check_family(
@@ -190,7 +213,7 @@ def check_family(
                     f"{name} has {sizes.num_actions} actions, {type(describer).__name__} names "
                     f"{len(describer.actions)}: {list(describer.actions)}."
                 )
-            _check_questions(describer, env.reset())
+            _check_questions(describer, env, coarse=coarse)
     finally:
         close_env(env)
     return sizes
@@ -293,13 +316,32 @@ def _check_anchors(describer: Describer, sizes: Sizes, name: str) -> None:
         )
 
 
-def _check_questions(describer: Describer, tensordict: TensorDictBase) -> None:
+def _check_questions(describer: Describer, env: EnvBase, *, coarse: bool) -> None:
+    tensordict = env.reset()
+    _check_question(describer, tensordict, None, coarse=coarse)
+    # A step by the first of the actions that it names.
+    anchors = anchors_of(describer)
+    if anchors is None:
+        action = torch.zeros_like(env.rand_action(tensordict.clone()).get("action"))
+        action[:, 0] = 1
+    else:
+        action = anchors[:1].expand(2, -1).clone()
+    following = env.step(tensordict.set("action", action)).get("next")
+    if not following.get("done")[0]:
+        _check_question(describer, following, 0, coarse=coarse)
+
+
+def _check_question(
+    describer: Describer, tensordict: TensorDictBase, action: int | None, *, coarse: bool
+) -> None:
     kind = type(describer).__name__
     seen = read_row(tensordict, 0, describer.in_keys)
-    describer.observe(0, seen, None, reset=True)
+    describer.observe(0, seen, action, reset=action is None)
     key = describer.cache_key(0, seen)
-    if not isinstance(key, str):
-        raise TypeError(f"{kind}.cache_key() must return text, got {type(key).__name__}.")
+    for part in ("cache_key", "coarse_key") if coarse else ("cache_key",):
+        found = getattr(describer, part)(0, seen)
+        if not isinstance(found, str):
+            raise TypeError(f"{kind}.{part}() must return text, got {type(found).__name__}.")
     request = describer.request(0, seen)
     if not isinstance(request, AdviceRequest):
         raise TypeError(

@@ -84,9 +84,16 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         max_steps: int = FinancialRegimeEnv.DEFAULT_MAX_STEPS,
         seed: int = 0,
     ) -> None:
+        if isinstance(regimes, Mapping):
+            raise ValueError(f"regimes must be a list of mappings, got one mapping: {regimes}.")
         _check_regimes(regimes)
         for name, value, possible, rule in (
-            ("window", window, window >= MIN_WINDOW, f"at least {MIN_WINDOW}"),
+            (
+                "window",
+                window,
+                isinstance(window, int) and window >= MIN_WINDOW,
+                f"a whole number, at least {MIN_WINDOW}",
+            ),
             ("max_steps", max_steps, max_steps >= 1, "positive"),
             ("cost", cost, 0 <= cost < 1, "in [0, 1)"),
             ("initial_price", initial_price, 0 < initial_price < math.inf, "positive"),

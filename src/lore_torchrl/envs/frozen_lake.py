@@ -42,7 +42,8 @@ class FrozenLake(GymFamily):
         env_id: Gymnasium id. Default: ``"FrozenLake-v1"``.
 
     Keyword Args:
-        max_steps: Step limit of an episode; ``None`` for the id's own, 100. Default: ``None``.
+        max_steps: Step limit of an episode; ``None`` for the id's own (100, and 200
+            of ``FrozenLake8x8-v1``). Default: ``None``.
         map_name: ``"4x4"`` or ``"8x8"``; ``None`` for the id's own. Default: ``None``.
         slippery: Whether moves go astray. Default: ``True``.
     """
@@ -55,6 +56,8 @@ class FrozenLake(GymFamily):
         map_name: str | None = None,
         slippery: bool = True,
     ) -> None:
+        if map_name not in (None, "4x4", "8x8"):
+            raise ValueError(f"map_name must be '4x4', '8x8' or None, got {map_name!r}.")
         self.env_id = env_id
         self.settings: dict[str, Any] = {"is_slippery": slippery}
         if map_name is not None:
@@ -63,6 +66,8 @@ class FrozenLake(GymFamily):
             self.settings["max_episode_steps"] = max_steps
         self.slippery = slippery
         probe = gym.make(env_id, **self.settings)
+        if not hasattr(probe.unwrapped, "desc"):
+            raise ValueError(f"{env_id} is no FrozenLake: it has no map of ice, holes and a goal.")
         # The squares by row: S, F, H and G.
         self.squares = tuple("".join(cell.decode() for cell in r) for r in probe.unwrapped.desc)
         probe.close()

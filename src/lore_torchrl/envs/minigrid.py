@@ -210,7 +210,10 @@ def _inspect(
         raise ValueError(f"max_steps must be a positive integer or None, got {max_steps}.")
     env_kwargs = dict(env_kwargs or {})
     probe = _make_gym(env_id, max_steps, env_kwargs)
-    space = probe.observation_space["mission"]
+    spaces = getattr(probe.observation_space, "spaces", {})
+    if "mission" not in spaces:
+        raise ValueError(f"{env_id} is no environment of MiniGrid or BabyAI: it has no mission.")
+    space = spaces["mission"]
     # BabyAI's space is a subclass that generates its missions out of the space's sight.
     varies = type(space) is not MissionSpace or bool(space.ordered_placeholders)
     settings = {
@@ -387,8 +390,9 @@ class MiniGrid:
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
         """Make the describer of views."""
-        done_is_valid = self.settings["done_is_valid"]
-        return MiniGridDescriber(memory=memory, image=image, done_is_valid=done_is_valid)
+        _, room = _inspect(self.env_id, env_kwargs=None, **self.settings)
+        known = {name: room[name] for name in ("done_is_valid", "num_actions")}
+        return MiniGridDescriber(memory=memory, image=image, **known)
 
     def make_planner(self) -> MiniGridPlanner:
         """Make the planner over the describer's facts."""

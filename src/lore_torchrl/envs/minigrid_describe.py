@@ -144,6 +144,8 @@ class MiniGridDescriber:
             MiniGrid. Default: ``False``.
         done_is_valid: Whether ``done`` is described as what ends the mission, as GoToDoor and
             GoToObject have it, and not as doing nothing. Default: ``False``.
+        num_actions: How many of MiniGrid's actions the room has: the first so many. Default:
+            ``7``, all.
 
     Raises:
         ValueError: If an observation lacks the 7x7-like shape ``[N, N, 3]``.
@@ -158,7 +160,6 @@ class MiniGridDescriber:
     """
 
     in_keys = ("image", "direction", "mission")
-    actions = ACTIONS
 
     def __init__(
         self,
@@ -167,12 +168,15 @@ class MiniGridDescriber:
         key_direction: bool = False,
         image: bool = False,
         done_is_valid: bool = False,
+        num_actions: int = len(ACTIONS),
     ):
+        self.actions = ACTIONS[:num_actions]
         meanings = _ACTION_MEANINGS | ({"done": _DONE} if done_is_valid else {})
         self.meanings = tuple(meanings[action] for action in self.actions)
         self.memory = memory
         self.key_direction = key_direction
         self.image = image
+        self.done_is_valid = done_is_valid
         self._rows: dict[int, _Memory] = {}
 
     def observe(
@@ -211,6 +215,8 @@ class MiniGridDescriber:
             digest.update(cells.tobytes())
         else:
             digest.update(b"\0" + np.ascontiguousarray(view).tobytes())
+        if self.done_is_valid:
+            digest.update(b"done")
         if self.key_direction:
             digest.update(bytes([int(np.asarray(observation["direction"]).reshape(-1)[0])]))
         return ("map:" if self.memory else "view:") + digest.hexdigest()
@@ -224,6 +230,8 @@ class MiniGridDescriber:
         view = _view(observation)
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         parts = [str(observation["mission"]), str(carried_object(view))]
+        if self.done_is_valid:
+            parts.append("done")
         parts.append(object_name(view[middle, last - 1]))
         things = set()
         for column, line in np.argwhere(np.isin(view[..., 0], (DOOR, *PICKABLE, GOAL, LAVA))):

@@ -225,7 +225,8 @@ class PendulumPlanner:
     .. math::
         u^\star = \begin{cases}
             -10\,\theta - 2.5\,\dot\theta & |\theta| < 0.6 \\
-            \mathrm{sign}(\dot\theta)\,(5 - E(\theta, \dot\theta)) & \text{otherwise}
+            \mathrm{sign}(\dot\theta)\,(5 - E(\theta, \dot\theta)) & \dot\theta \ne 0 \\
+            \mathrm{sign}(\sin\theta)\,(5 - E(\theta, \dot\theta)) & \text{otherwise}
         \end{cases}
 
     clipped to the motor's range; a torque's value is how near it comes to it. Swing-up by
@@ -249,7 +250,7 @@ class PendulumPlanner:
             wanted = -_STIFFNESS * angle - _DAMPING * speed
         else:
             missing = 5.0 - energy(angle, speed)
-            # At rest either way will do.
-            wanted = math.copysign(1.0, speed) * missing
+            # From rest the way that gravity goes too: against it the motor may just hold the rod.
+            wanted = math.copysign(1.0, speed or math.sin(angle)) * missing
         wanted = min(max(wanted, -2.0), 2.0)
         return [-abs(wanted - torque) for torque in TORQUES.values()]

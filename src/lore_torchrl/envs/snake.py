@@ -57,6 +57,12 @@ class SnakeEnv(gym.Env):
         for name, value, least in (("size", size, 4), ("apples", apples, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
+        most = size * size - 1 - 2 * enemy
+        if apples > most and not poison:
+            raise ValueError(
+                f"apples must be at most {most}, got {apples}: a field of {size} by {size} has no "
+                "room for a snake that has eaten them all. Raise size."
+            )
         if max_steps < 1:
             raise ValueError(f"max_steps must be positive, got {max_steps}.")
         self.size, self.apples, self.poison, self.enemy = size, apples, poison, enemy
