@@ -250,7 +250,7 @@ class ShareBandit(SeededModule):
     def grant(self, *, last: bool = False) -> None:
         """Grant a trial of floor(c trial) episodes: the advice is not what it was at the last.
 
-        What they returned counts half from now on; the ``last`` gets a whole trial and credit.
+        Older returns count half from now on. The ``last`` trial is whole, and the credit 1.
         """
         self.uplift_sum.mul_(0.5)
         self.uplift_count.mul_(0.5)
