@@ -104,6 +104,12 @@ def test_solves_other_families_with_memory(env_id):
     assert wins == 10
 
 
+def test_does_not_take_up_and_drop_the_same_thing_for_ever():
+    """Distractors lie about: keys of no known use, and things that bar the locked door."""
+    wins, _ = solved("BabyAI-UnlockPickupDist-v0", memory=True, episodes=40)
+    assert wins >= 39
+
+
 def test_solves_doorkey_5x5_without_memory_from_few_keys():
     wins, keys = solved("MiniGrid-DoorKey-5x5-v0", memory=False)
     assert wins >= 95 and keys < 215

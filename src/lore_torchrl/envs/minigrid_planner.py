@@ -216,9 +216,13 @@ def _choose(now: _Situation, task: _Task, *, view: Cell | None) -> _SubGoal:
 
     doors = [(cell, *now.cells[cell][1:]) for cell in now.find(DOOR)]
     if task.tools:
-        errand = _unlock(now, doors) or _clear(now, barred)
-        if errand is not None:
-            return errand
+        errands = [lambda: _unlock(now, doors), lambda: _clear(now, barred)]
+        if all(state != LOCKED for _, _, state in doors):
+            # No key is known to be of use: what can be cleared by hand goes first.
+            errands.reverse()
+        for errand in (find() for find in errands):
+            if errand is not None:
+                return errand
 
     closed = _SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
     explore = _SubGoal(_frontier(now, view=view), "look")
@@ -258,7 +262,7 @@ def _unlock(now: _Situation, doors: Sequence[tuple[Cell, int, int]]) -> _SubGoal
     fetch = _SubGoal(keys, "pickup")
     if not _reachable(now, fetch):
         return _clear(now, fetch)
-    return fetch if now.carrying is None else _drop(now, fetch)
+    return fetch if now.carrying is None else _drop(now, fetch, doorways if locked else None)
 
 
 def _reachable(now: _Situation, goal: _SubGoal) -> bool:
@@ -300,15 +304,16 @@ def _clear(now: _Situation, barred: _SubGoal | None) -> _SubGoal | None:
     return None
 
 
-def _drop(now: _Situation, later: _SubGoal) -> _SubGoal:
-    """Return the errand of emptying the hands where it leaves ``later`` reachable."""
+def _drop(now: _Situation, later: _SubGoal, then: _SubGoal | None = None) -> _SubGoal:
+    """Return the errand of emptying the hands where ``later``, and ``then``, stay reachable."""
     content = (*now.carrying, 0)
     cells, beside_doors = set(), set()
     for cell in now.find(EMPTY):
         near = abs(cell[0] - now.position[0]) + abs(cell[1] - now.position[1]) <= _DROP_RADIUS
         if not near or cell == now.position:
             continue
-        if _reachable(now.put(cell, content, carrying=None), later):
+        put = now.put(cell, content, carrying=None)
+        if _reachable(put, later) and (then is None or _reachable(put, then)):
             beside_door = any(
                 now.at((cell[0] + dx, cell[1] + dy))[0] == DOOR for dx, dy in _HEADINGS
             )
