@@ -390,8 +390,10 @@ def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):
         "observe",
         lambda self, row, observation, action, *, reset: observed.append((action, reset)),
     )
+    before = torch.get_rng_state()
     check_family(FrozenLake())
     assert observed == [(None, True), (0, False)]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_adviser_that_needs_a_planner_says_so(tmp_path, monkeypatch):
