@@ -42,7 +42,9 @@ def parts_of(run) -> dict[str, torch.Tensor]:
 
 
 def test_everything_together_and_resumed(tmp_path):
-    config = tiny_config(tmp_path / "run", lore=EVERYTHING, checkpoint_interval=256)
+    # A room where rewards come soon, for the bandit to learn from.
+    env = EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=2, max_steps=20)
+    config = tiny_config(tmp_path / "run", lore=EVERYTHING, checkpoint_interval=256, env=env)
     run = build_run(config, advisor=planner())
     start = parts_of(run)
     try:
