@@ -216,13 +216,12 @@ def _choose(now: _Situation, task: _Task, *, view: Cell | None) -> _SubGoal:
 
     doors = [(cell, *now.cells[cell][1:]) for cell in now.find(DOOR)]
     if task.tools:
-        errands = [lambda: _unlock(now, doors), lambda: _clear(now, barred)]
-        if all(state != LOCKED for _, _, state in doors):
-            # No key is known to be of use: what can be cleared by hand goes first.
-            errands.reverse()
-        for errand in (find() for find in errands):
-            if errand is not None:
-                return errand
+        if any(state == LOCKED for _, _, state in doors):
+            errand = _unlock(now, doors) or _clear(now, barred)
+        else:  # No key is known to be of use: what can be cleared by hand goes first.
+            errand = _clear(now, barred) or _unlock(now, doors)
+        if errand is not None:
+            return errand
 
     closed = _SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
     explore = _SubGoal(_frontier(now, view=view), "look")
