@@ -130,7 +130,7 @@ def test_calls_dry_up(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
 def test_a_good_adviser_that_turns(tmp_path, seed):
     """Trust is gone within 50 advised episodes of the turn, most of beta within 60."""
     # Answers live for 64 steps: longer, and the cache would hide the turn.
@@ -163,7 +163,14 @@ def test_a_good_adviser_that_turns(tmp_path, seed):
     def episodes_until(holds):
         return next(row for row in after if holds(row))["bandit/advised_episodes"] - turned
 
-    assert episodes_until(lambda row: row["bandit/trust"] == 0) <= 50
-    assert episodes_until(lambda row: row["bandit/prob_0"] > 0.5) <= 60
+    distrusted = episodes_until(lambda row: row["bandit/trust"] == 0)
+    silenced = episodes_until(lambda row: row["bandit/prob_0"] > 0.5)
+    # Shown with `pytest -s`: docs/concepts/trust.md reports them.
+    print(
+        f"seed {seed}: trust {before[-1]['bandit/trust']:.2f}, share of zero "
+        f"{before[-1]['bandit/prob_0']:.3f}; episodes until no trust {distrusted:.0f}, "
+        f"until a share of zero is the likeliest {silenced:.0f}"
+    )
+    assert distrusted <= 50 and silenced <= 60
     # What was learnt of the good adviser's is not taken back by the bad one's.
     assert after[-1]["bandit/share"] < 0.5
