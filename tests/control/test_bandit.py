@@ -19,6 +19,7 @@ from torchrl.envs import (
 
 from lore_torchrl import keys
 from lore_torchrl.configs import LoReConfig
+from lore_torchrl.configs.trust import BanditConfig
 from lore_torchrl.control import EpisodeShare, ShareBandit
 from lore_torchrl.dreamer.learner import build_bandit
 
@@ -376,6 +377,15 @@ class TestEvidence:
         assert masses == pytest.approx([0.5, 0.5, 0.08, 0.4 / 9, 0.4 / 17, 0.02])
         assert bandit.barren == 6
 
+    def test_short_episodes_cost_little_credit(self):
+        """An episode counts by its length, up to a whole one; one of unknown length is whole."""
+        bandit = ShareBandit(hit_rate=0.3, whole_length=40)
+        column = torch.ones(4, 1)
+        for length, barren in ((10.0, 1.0), (40.0, 5.0), (90.0, 9.0), (0.0, 13.0)):
+            bandit.observe(column.long(), column, 0 * column, length * column, column > 0)
+            assert bandit.barren == barren
+        assert build_bandit(LoReConfig(bandit=BanditConfig(segment_steps=64))).whole_length == 64
+
     def test_credit_comes_back_with_what_pays(self):
         bandit = ShareBandit(hit_rate=0.5)
         # An unadvised success brings back nothing, advice that did not act is none.
@@ -497,7 +507,7 @@ class TestAdvisers:
         bandit = of_a_run(seed)
         advised = []
         for _ in range(6):
-            arms, _ = play(bandit, torch.zeros(24, 4))
+            arms, _ = play(bandit, torch.zeros(24, 4), lengths=torch.full((4,), 128.0))
             advised.append((arms > 0).sum().item())
             bandit.grant()
         assert bandit.evidence() == 0.5
@@ -599,6 +609,7 @@ def test_compiles_to_one_graph():
         ({"trial_episodes": -1}, "trial_episodes.*-1"),
         ({"probation": 1.2}, "probation.*1.2"),
         ({"hit_rate": 1.0}, "hit_rate.*1.0"),
+        ({"whole_length": 0}, "whole_length.*0"),
         ({"evidence_low": 0.9}, "evidence.*0.9"),
         ({"trust_high": 0.7}, "trust.*0.7"),
     ],

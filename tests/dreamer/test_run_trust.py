@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -165,11 +166,11 @@ def test_a_good_adviser_that_turns(tmp_path, seed):
 
     distrusted = episodes_until(lambda row: row["bandit/trust"] == 0)
     silenced = episodes_until(lambda row: row["bandit/prob_0"] > 0.5)
-    # Shown with `pytest -s`: docs/concepts/trust.md reports them.
-    print(
-        f"seed {seed}: trust {before[-1]['bandit/trust']:.2f}, share of zero "
-        f"{before[-1]['bandit/prob_0']:.3f}; episodes until no trust {distrusted:.0f}, "
-        f"until a share of zero is the likeliest {silenced:.0f}"
+    # Shown with `--log-cli-level=INFO`: docs/concepts/trust.md reports them.
+    logging.getLogger(__name__).info(
+        "seed %d: trust %.2f, share of zero %.3f; episodes until no trust %d, until a share of "
+        "zero is the likeliest %d",
+        *(seed, before[-1]["bandit/trust"], before[-1]["bandit/prob_0"], distrusted, silenced),
     )
     assert distrusted <= 50 and silenced <= 60
     # What was learnt of the good adviser's is not taken back by the bad one's.

@@ -162,7 +162,20 @@ def test_snake_eats_grows_and_dies():
     observation, reward, terminated, _, _ = env.step(1)
     assert reward == 1.0 and not terminated and list(env.body) == [(0, 1), (0, 0)]
     assert observation["field"][0, 1] == HEAD and (observation["field"] == APPLE).sum() == 1
-    assert observation["observation"].reshape(4, 4, 5).sum() == 16
+    seen, bearing = (
+        observation["observation"][:100].reshape(4, 5, 5),
+        observation["observation"][100:],
+    )
+    body, apple, other, edge = seen
+    assert body.sum() == 1 and body[2, 1] == 1, "what it has moved on from, to its left"
+    assert edge[:2].all() and edge[2:, 0].all() and edge[2:, 1:].sum() == 0 and not other.any()
+    (y, x), (down, right) = (
+        np.argwhere(observation["field"] == APPLE)[0],
+        (bearing[:4], bearing[4:]),
+    )
+    assert down.tolist() == [0.0, y == 0, y > 0, y / 4]
+    assert right.tolist() == [x < 1, x == 1, x > 1, (x - 1) / 4]
+    assert apple.sum() == (y <= 2 and x <= 3)
     env.apple = (3, 3)
     assert env.step(3)[1:3] == (-1.0, True), "back into itself"
     env.reset(seed=1)

@@ -69,9 +69,9 @@ class ShareBandit(SeededModule):
 
     Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
     credit :math:`c` therefore shrinks probation and all trials but the first with :math:`u`,
-    the number of advised episodes since one last returned more than :math:`b`: twice the
-    posterior probability of advice that does so at a rate of :math:`h`, against advice that
-    never does, at even odds.
+    the number of advised episodes since one last returned more than :math:`b`, each of them
+    counted by its length over ``whole_length``, at most 1: twice the posterior probability of
+    advice that does so at a rate of :math:`h`, against advice that never does, at even odds.
 
     While the gate holds, implicit exploration hides most of the advised arms' losses: the
     weights drift towards them, and it is :math:`m` alone that holds those back.
@@ -92,6 +92,8 @@ class ShareBandit(SeededModule):
             :meth:`grant`. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         hit_rate: :math:`h`, in ``[0, 1)``; 0 for a credit of 1 for ever. Default: ``0.0``.
+        whole_length: Steps from which on an episode counts whole in :math:`u`; ``None`` counts
+            all so, however short and cheap. Default: ``None``.
         evidence_low: :math:`e_{low}`. Default: ``0.6``.
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
         trust_low: Evidence at which trust starts. Default: ``0.8``.
@@ -123,6 +125,7 @@ class ShareBandit(SeededModule):
         trial_episodes: int = 8,
         probation: float = 0.05,
         hit_rate: float = 0.0,
+        whole_length: int | None = None,
         evidence_low: float = 0.6,
         evidence_high: float = 0.8,
         trust_low: float = 0.8,
@@ -150,23 +153,20 @@ class ShareBandit(SeededModule):
             ("trial_episodes", trial_episodes, trial_episodes >= 0, "not be negative"),
             ("probation", probation, 0 <= probation <= 1, "lie in [0, 1]"),
             ("hit_rate", hit_rate, 0 <= hit_rate < 1, "lie in [0, 1)"),
+            ("whole_length", whole_length, whole_length is None or whole_length > 0, "be positive"),
             ("evidence and trust (low, high)", (mass, trust), ordered, "rise within [0, 1]"),
         ):
             if not fine:
                 raise ValueError(f"{name} must {rule}, got {value}.")
         self.num_arms = len(arms)
-        self.learning_rate = learning_rate
-        self.exploration_ix = learning_rate / 2
+        self.learning_rate, self.exploration_ix = learning_rate, learning_rate / 2
         self.exploration = exploration
         self.sharing = sharing
         self.decay = decay
-        self.trial_episodes = trial_episodes
-        self.probation = probation
-        self.hit_rate = hit_rate
-        self.evidence_low = evidence_low
-        self.evidence_high = evidence_high
-        self.trust_low = trust_low
-        self.trust_high = trust_high
+        self.trial_episodes, self.probation = trial_episodes, probation
+        self.hit_rate, self.whole_length = hit_rate, whole_length
+        self.evidence_low, self.evidence_high = mass
+        self.trust_low, self.trust_high = trust
         self.gated = gated
         self.register_buffer("arms", torch.tensor(arms), persistent=False)
         self.register_buffer("_one", torch.ones(()), persistent=False)
@@ -318,11 +318,9 @@ class ShareBandit(SeededModule):
     ) -> None:
         """Learn from finished episodes.
 
-        The rows of a call are one update: their loss estimates are added up. Each was
-        divided by the probability it was drawn with, so without ``sharing`` the weights
-        are those of one update a row; with it, the weights are shared once, by
-        :math:`1 - (1 - α)^n` for :math:`n` episodes. The decayed sums are those of one
-        update a row.
+        The rows of a call are one update: their loss estimates are added up, and weights
+        and decayed sums are those of one update a row, but that with ``sharing`` the weights
+        are shared once, by :math:`1 - (1 - α)^n` for :math:`n` episodes.
 
         Args:
             arm: Arm of the episode, int64 ``[N, 1]`` or any other shape.
@@ -378,7 +376,9 @@ class ShareBandit(SeededModule):
         self.uplift_sum.mul_(forget).add_((uplift * advised * recent).sum())
         self.uplift_count.mul_(forget).add_((advised * recent).sum())
         hits = (advised * (uplift > 0)).flip(0).cumsum(0).flip(0)
-        self.barren.mul_(hits[0] == 0).add_((advised * (hits == 0)).sum())
+        cost = ones if self.whole_length is None else (length / self.whole_length).clamp_max(1.0)
+        cost = torch.where(timed > 0, cost, 1.0)
+        self.barren.mul_(hits[0] == 0).add_((cost * advised * (hits == 0)).sum())
         later = alone.flip(0).cumsum(0).flip(0) - alone
         weight = alone * _BASELINE_DECAY**later
         forget = _BASELINE_DECAY ** alone.sum()

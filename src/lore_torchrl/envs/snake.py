@@ -15,6 +15,9 @@ from lore_torchrl.envs.gym_batch import GymFamily, gym
 ACTIONS = ("up", "right", "down", "left")
 _MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 EMPTY, BODY, HEAD, APPLE, ENEMY = range(5)
+# In the observation only: what lies beyond the edge. And how far it sees, to each side.
+_WALL, _SIGHT = 5, 2
+_SEEN = (BODY, APPLE, ENEMY, _WALL)
 _SYMBOLS = ".o@A#"
 _COLORS = ((40, 40, 40), (60, 160, 60), (120, 230, 120), (210, 50, 50), (150, 80, 200))
 _DEADLY = -1000.0
@@ -29,6 +32,9 @@ class SnakeEnv(gym.Env):
     The snake moves by one cell, and grows by one with each apple. An episode ends when it
     hits the wall, itself or the other one (reward -1), and when it has eaten ``apples``
     (reward 1 each). With ``poison`` an apple costs 1 and ends nothing.
+
+    ``observation`` is what is near, and where the apple lies, both seen from the head: the
+    same danger looks the same everywhere. ``field`` is all, from above.
 
     Keyword Args:
         size: Cells of a side, at least 4. Default: ``7``.
@@ -69,9 +75,10 @@ class SnakeEnv(gym.Env):
         self.max_steps = max_steps
         self.render_mode = render_mode
         self.action_space = gym.spaces.Discrete(len(ACTIONS))
-        one_hot = gym.spaces.Box(0.0, 1.0, (size * size * len(_SYMBOLS),), np.float32)
+        near = len(_SEEN) * (2 * _SIGHT + 1) ** 2
+        features = gym.spaces.Box(-1.0, 1.0, (near + 8,), np.float32)
         field = gym.spaces.Box(0, len(_SYMBOLS) - 1, (size, size), np.uint8)
-        self.observation_space = gym.spaces.Dict({"observation": one_hot, "field": field})
+        self.observation_space = gym.spaces.Dict({"observation": features, "field": field})
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,8 +135,24 @@ class SnakeEnv(gym.Env):
 
     def _observe(self) -> dict[str, np.ndarray]:
         field = self.field()
-        one_hot = np.eye(len(_SYMBOLS), dtype=np.float32)[field]
-        return {"observation": one_hot.reshape(-1), "field": field}
+        y, x = self.body[0]
+        sight = 2 * _SIGHT + 1
+        near = np.pad(field, _SIGHT, constant_values=_WALL)[y : y + sight, x : x + sight]
+        seen = [(near == kind).reshape(-1) for kind in _SEEN]
+        return {
+            "observation": np.concatenate([*seen, self._bearing()], dtype=np.float32),
+            "field": field,
+        }
+
+    def _bearing(self) -> np.ndarray:
+        """Return where the apple lies, zeros if there is none."""
+        bearing = np.zeros(8, dtype=np.float32)
+        if self.apple is not None:
+            for axis, (apple, head) in enumerate(zip(self.apple, self.body[0], strict=True)):
+                away = apple - head
+                bearing[4 * axis + 1 + int(np.sign(away))] = 1.0
+                bearing[4 * axis + 3] = away / self.size
+        return bearing
 
     def _free_cell(self) -> Cell:
         taken = {*self.body, *self.other, self.apple}
@@ -210,7 +233,12 @@ class Snake(GymFamily):
         SnakeEnv(**self.settings)
 
     def make_gym(self, pixels: bool = False) -> gym.Env:
-        """Make a field; ``observation`` is one-hot, ``[5 size²]``."""
+        """Make a field; ``observation`` is what lies within two cells of the head, ``[108]``.
+
+        25 cells each for bodies of its own, the apple, the other snake and what is beyond the
+        edge, by rows; then, down and right, whether the apple lies before, level or behind,
+        and how far, in sides of the field.
+        """
         return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
 
     def make_success(self) -> Success:
