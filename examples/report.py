@@ -5,6 +5,7 @@ Examples::
     python examples/report.py outputs/study/method --baseline stock
     python examples/report.py entity/project --wandb --baseline stock
     python examples/report.py docs/data/competence.csv --baseline stock --every 2
+    python examples/report.py outputs/study/method --baseline stock --metric eval/return
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def main() -> None:
     parser.add_argument("source", help="folder of a study, curves.csv, or with --wandb a project")
     parser.add_argument("--wandb", action="store_true", help="source is entity/project")
     parser.add_argument("--baseline", help="method that the others are compared with")
+    parser.add_argument(
+        "--metric", default="eval/success", help="what they are compared by (default: %(default)s)"
+    )
     parser.add_argument("--title")
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
     parser.add_argument("--output", type=Path, help="default: report, beside the source")
@@ -36,7 +40,7 @@ def main() -> None:
         records, beside = read_folder(source), source
     page = write_report(
         args.output or beside / "report",
-        Study(records, args.baseline),
+        Study(records, args.baseline, metric=args.metric),
         title=args.title or f"Report on {args.source}",
         command=command_line(),
         every=args.every,

@@ -53,6 +53,23 @@ def test_the_tables():
     assert heights.rows[0][4] == "1.00 [1.00, 1.00]" and heights.rows[1][3].startswith("1.00 ")
 
 
+def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path):
+    runs = [
+        Record("e", method, 0, [{"step": 100, "eval/success": 0.0, "eval/return": value}])
+        for method, value in (("ours", -2.0), ("stock", -5.0))
+    ]
+    write_csv(tmp_path / "curves.csv", runs)
+    returns = Study(read_csv(tmp_path / "curves.csv"), "stock", metric="eval/return")
+    values, heights = returns.tables()
+    assert "held-out return, adviser off" in values.title
+    assert values.rows[0][2] == "-2.00 [-2.00, -2.00]"
+    assert heights.header[3] == "minus stock" and heights.rows[0][3] == "3.00 [3.00, 3.00]"
+    page = write_report(tmp_path / "report", returns, title="Returns")
+    assert "held-out return" in page.read_text()
+    with pytest.raises(ValueError, match=r"No run logged 'eval/score'.*eval/return"):
+        Study(runs, metric="eval/score")
+
+
 def test_every_nth_evaluation_is_counted_from_the_last():
     many = Study([record(success=(0.0, 0.1, 0.2, 0.3, 0.4))])
     assert many.tables(every=2)[0].header[2:-1] == ("100 steps", "300 steps", "500 steps")
@@ -121,6 +138,12 @@ def test_curves_survive_the_csv(tmp_path):
     again = read_csv(tmp_path / "curves.csv")
     assert Study(again, "stock").tables() == study().tables()
     assert again[0].seconds == 12.0
+
+
+def test_all_that_held_out_episodes_said_survives_the_csv(tmp_path):
+    runs = [Record("e", "m", 0, [{"step": 100, "eval/crafter/score": 3.5, "loss/actor": 1.0}])]
+    write_csv(tmp_path / "curves.csv", runs)
+    assert read_csv(tmp_path / "curves.csv")[0].rows == [{"step": 100, "eval/crafter/score": 3.5}]
 
 
 def test_a_baseline_that_did_not_run_is_refused():

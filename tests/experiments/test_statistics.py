@@ -6,6 +6,7 @@ import pytest
 from lore_torchrl.experiments import (
     area_under_curve,
     bootstrap_interval,
+    difference_interval,
     interquartile_mean,
     performance_profile,
     probability_of_improvement,
@@ -44,6 +45,15 @@ def test_a_ratio_lies_in_its_interval():
     ratio, low, high = ratio_interval(above, below)
     assert low < ratio < high and ratio == pytest.approx(2, abs=0.1)
     assert high - low < 0.2
+
+
+def test_the_interval_of_a_difference_is_that_of_the_normal():
+    generator = np.random.default_rng(3)
+    above, below = generator.normal(-1, 2, 400), generator.normal(-3, 1, 100)
+    difference, low, high = difference_interval(above, below)
+    assert difference == pytest.approx(above.mean() - below.mean())
+    spread = 1.96 * np.sqrt(above.var() / 400 + below.var() / 100)
+    assert (difference - low, high - difference) == pytest.approx((spread, spread), rel=0.05)
 
 
 def test_area_of_a_straight_line():

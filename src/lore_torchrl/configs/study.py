@@ -17,6 +17,8 @@ class StudyConfig:
     methods: dict[str, list[str]] = field(default_factory=dict)
     # The method that the others are compared with.
     baseline: str = "stock"
+    # What they are compared by.
+    metric: str = "eval/success"
     seeds: int = 5
     overrides: list[str] = field(default_factory=list)
     jobs: int = 2

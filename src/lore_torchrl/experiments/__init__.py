@@ -8,6 +8,7 @@ from lore_torchrl.experiments.runs import Job, make_jobs, run_jobs
 from lore_torchrl.experiments.statistics import (
     area_under_curve,
     bootstrap_interval,
+    difference_interval,
     format_score,
     interquartile_mean,
     paired_ratios,
@@ -26,6 +27,7 @@ __all__ = [
     "Table",
     "area_under_curve",
     "bootstrap_interval",
+    "difference_interval",
     "format_score",
     "interquartile_mean",
     "make_jobs",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OVER_TIME = (
-    ("eval/success", "held-out success, adviser off"),
     ("calls_per_1000", "adviser calls per 1,000 steps"),
     ("lore/kl", "KL(mix ‖ policy), nats"),
     ("lore/entropy_wm", "policy entropy, nats"),
@@ -30,7 +29,7 @@ _OVER_TIME = (
 def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
     """Draw a study's figures, each as PNG and PDF.
 
-    ``curves``: held-out success. ``over_time``: success, density of calls, KL and entropy.
+    ``curves``: the study's metric. ``over_time``: the metric, density of calls, KL and entropy.
     ``calls``: calls and, where advice had a price, its cost, against the curve's mean height.
     ``profile``: share of runs whose curve is higher than a threshold on average.
 
@@ -101,21 +100,27 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
+def _limits(study: Study) -> tuple[float, float] | None:
+    """Return the axis of a share; others fit what is drawn."""
+    return (-0.03, 1.03) if study.metric == "eval/success" else None
+
+
 def _curves(figure: Figure, study: Study) -> None:
     figure.set_size_inches(4.6 * len(study.experiments), 3.9)
     axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
     for each, experiment in zip(axes, study.experiments, strict=True):
-        _band(each, study, experiment, "eval/success")
-        each.set(title=experiment, ylim=(-0.03, 1.03))
-    axes[0].set_ylabel("held-out success, adviser off")
+        _band(each, study, experiment, study.metric)
+        each.set(title=experiment, ylim=_limits(study))
+    axes[0].set_ylabel(study.label)
     _legend(figure, axes)
 
 
 def _over_time(figure: Figure, study: Study) -> None:
-    figure.set_size_inches(4.0 * len(_OVER_TIME), 3.2 * len(study.experiments) + 0.6)
-    grid = figure.subplots(len(study.experiments), len(_OVER_TIME), squeeze=False)
+    shown = ((study.metric, study.label), *_OVER_TIME)
+    figure.set_size_inches(4.0 * len(shown), 3.2 * len(study.experiments) + 0.6)
+    grid = figure.subplots(len(study.experiments), len(shown), squeeze=False)
     for line, experiment in zip(grid, study.experiments, strict=True):
-        for axes, (metric, title) in zip(line, _OVER_TIME, strict=True):
+        for axes, (metric, title) in zip(line, shown, strict=True):
             _band(axes, study, experiment, metric)
             axes.set_title(f"{experiment}: {title}", fontsize=9)
     _legend(figure, grid.flatten())
@@ -140,7 +145,7 @@ def _calls(figure: Figure, study: Study) -> None:
                     alpha=0.8,
                 )
         unit = "adviser calls in all" if metric == "advice/calls" else "cost of the advice in all"
-        each.set(xlabel=unit, ylabel="mean height of the curve", ylim=(-0.03, 1.03))
+        each.set(xlabel=unit, ylabel="mean height of the curve", ylim=_limits(study))
         each.set_xscale("symlog")
         each.grid(alpha=0.3)
     _legend(figure, axes)
@@ -149,7 +154,10 @@ def _calls(figure: Figure, study: Study) -> None:
 def _profile(figure: Figure, study: Study) -> None:
     figure.set_size_inches(5.0, 3.9)
     axes = figure.subplots()
-    thresholds = np.linspace(0.0, 1.0, 101)
+    scores = [study.heights(name, method) for name in study.experiments for method in study.methods]
+    known = np.concatenate(scores)
+    least, most = (0.0, 1.0) if study.metric == "eval/success" else (known.min(), known.max())
+    thresholds = np.linspace(least, most, 101)
     for number, method in enumerate(study.methods):
         scores = [study.heights(name, method) for name in study.experiments]
         scores = [task for task in scores if len(task)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from lore_torchrl.dreamer.logging import read_metrics
 
-#: What a CSV file keeps of a run, where it was logged.
+#: What a CSV file keeps of a run, where it was logged, beside all that held-out episodes said.
 CURVES = (
     "eval/success",
     "eval/return",
@@ -30,6 +30,7 @@ CURVES = (
     "lore/beta_mean",
     "time/elapsed_s",
 )
+_ABOUT = ("experiment", "method", "seed", "seconds", "step")
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,13 @@ def write_csv(path: str | Path, records: Sequence[Record]) -> None:
     """
     with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["experiment", "method", "seed", "seconds", "step", *CURVES])
+        logged = {name for record in records for row in record.rows for name in row}
+        held_out = {name for name in logged if name.startswith("eval/")}
+        names = [*CURVES, *sorted(held_out - {*CURVES})]
+        writer.writerow([*_ABOUT, *names])
         for record in records:
             for row in record.rows:
-                values = ["" if name not in row else f"{row[name]:.6g}" for name in CURVES]
+                values = ["" if name not in row else f"{row[name]:.6g}" for name in names]
                 if any(values):
                     about = [record.experiment, record.method, record.seed, record.seconds]
                     writer.writerow([*about, int(row["step"]), *values])
@@ -182,7 +186,7 @@ def read_csv(path: str | Path) -> list[Record]:
         for line in csv.DictReader(file):
             key = line["experiment"], line["method"], int(line["seed"])
             rows, _ = runs.setdefault(key, ([], line["seconds"]))
-            row = {name: float(line[name]) for name in CURVES if line.get(name)}
+            row = {name: float(text) for name, text in line.items() if text and name not in _ABOUT}
             rows.append({"step": int(line["step"]), **row})
     return [
         Record(*key, rows, float(seconds) if seconds else None)

@@ -16,8 +16,8 @@ from lore_torchrl.experiments.records import write_csv
 from lore_torchrl.experiments.summary import Study, Table
 
 _CAPTIONS = {
-    "curves": "Held-out success, adviser off: interquartile mean over seeds, 95% interval.",
-    "over_time": "Success, calls, divergence and entropy over time, in the same way.",
+    "curves": "Interquartile mean over seeds, 95% interval.",
+    "over_time": "The same, calls, divergence and entropy over time.",
     "calls": "What the calls bought: one mark a run.",
     "profile": "Share of runs whose curve is higher than τ on average, pointwise 95% interval.",
 }

@@ -87,13 +87,48 @@ def ratio_interval(
         >>> ratio_interval(np.array([1.0, 1.0]), np.array([2.0, 2.0]))
         (0.5, 0.5, 0.5)
     """
-    generator = np.random.default_rng(0)
-    first = generator.choice(above, (draws, len(above))).mean(-1)
-    second = generator.choice(below, (draws, len(below))).mean(-1)
+    first, second = _resampled_means(above, below, draws)
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(first / np.maximum(second, 1e-12), [tail, 1.0 - tail])
     ratio = above.mean() / max(below.mean(), 1e-12)
     return float(ratio), float(low), float(high)
+
+
+def difference_interval(
+    above: np.ndarray, below: np.ndarray, *, draws: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the difference of two methods' means over seeds, with its bootstrap interval.
+
+    For scores that may be negative, of which no ratio says anything. The seeds of both are
+    drawn independently.
+
+    Args:
+        above: One score a seed of the first method, ``[N]``.
+        below: One score a seed of the second, ``[M]``.
+
+    Keyword Args:
+        draws: Resamplings. Default: ``10_000``.
+        level: Share of them inside. Default: ``0.95``.
+
+    Returns:
+        Difference, lower and upper end.
+
+    Examples:
+        >>> difference_interval(np.array([1.0, 1.0]), np.array([-2.0, -2.0]))
+        (3.0, 3.0, 3.0)
+    """
+    first, second = _resampled_means(above, below, draws)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(first - second, [tail, 1.0 - tail])
+    return float(above.mean() - below.mean()), float(low), float(high)
+
+
+def _resampled_means(
+    above: np.ndarray, below: np.ndarray, draws: int
+) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    first = generator.choice(above, (draws, len(above))).mean(-1)
+    return first, generator.choice(below, (draws, len(below))).mean(-1)
 
 
 def paired_ratios(

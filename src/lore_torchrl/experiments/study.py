@@ -53,7 +53,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     baseline = config.baseline if config.baseline in {r.method for r in records} else None
     page = write_report(
         output / "report",
-        Study(records, baseline),
+        Study(records, baseline, metric=config.metric),
         title=f"Study: {config.name}",
         # Where it wrote to is of no use to others.
         command=[word for word in command_line() if not word.startswith("output=")],

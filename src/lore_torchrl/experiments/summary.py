@@ -10,6 +10,7 @@ import numpy as np
 from lore_torchrl.experiments.records import Record
 from lore_torchrl.experiments.statistics import (
     area_under_curve,
+    difference_interval,
     format_score,
     probability_of_improvement,
     ratio_interval,
@@ -41,11 +42,21 @@ class Study:
         baseline: The method that others are compared with, ``None`` for none.
             Default: ``None``.
 
+    Keyword Args:
+        metric: What methods are compared by, higher is better, by its name in the log.
+            Default: ``"eval/success"``.
+
     Raises:
-        ValueError: If there is no run, or none of the baseline.
+        ValueError: If there is no run, none of the baseline, or none that logged the metric.
     """
 
-    def __init__(self, records: Sequence[Record], baseline: str | None = None) -> None:
+    def __init__(
+        self,
+        records: Sequence[Record],
+        baseline: str | None = None,
+        *,
+        metric: str = "eval/success",
+    ) -> None:
         if not records:
             raise ValueError("A study needs at least one finished run.")
         self.records = list(records)
@@ -57,6 +68,17 @@ class Study:
                 f"{self.methods}. Name one of them."
             )
         self.baseline = baseline
+        logged = {name for record in records for row in record.rows for name in row} - {"step"}
+        if metric not in logged:
+            raise ValueError(f"No run logged {metric!r}; logged are {sorted(logged)}.")
+        self.metric = metric
+
+    @property
+    def label(self) -> str:
+        """Return what the metric is, for titles: ``eval/return`` is the held-out return."""
+        group, _, name = self.metric.partition("/")
+        name = name.split("/")[-1].replace("_", " ")
+        return f"held-out {name}, adviser off" if group == "eval" else f"{name} ({self.metric})"
 
     def runs(self, experiment: str, method: str) -> list[Record]:
         """Return the runs of one method on one experiment."""
@@ -79,30 +101,30 @@ class Study:
         return np.array(shared), np.array([[seed[step] for step in shared] for seed in seeds])
 
     def heights(self, experiment: str, method: str) -> np.ndarray:
-        """Return the mean height of each seed's curve of held-out success, ``[N]``."""
-        steps, values = self.curves(experiment, method, "eval/success")
+        """Return the mean height of each seed's curve of the metric, ``[N]``."""
+        steps, values = self.curves(experiment, method, self.metric)
         return area_under_curve(steps, values) if len(steps) else np.zeros(0)
 
     def tables(self, every: int = 1) -> list[Table]:
-        """Return success by step, mean heights, comparisons over all experiments, sources.
+        """Return the metric by step, mean heights, comparisons over all experiments, sources.
 
         Args:
             every: Show every n-th evaluation, counted from the last. Default: ``1``.
         """
         tables = []
         for experiment in self.experiments:
-            tables += [self._success(experiment, every), self._heights(experiment)]
+            tables += [self._by_step(experiment, every), self._heights(experiment)]
         if len(self.experiments) > 1:
             tables.append(self._together())
         sources = self._sources()
         return [*tables, sources] if sources.rows else tables
 
-    def _success(self, experiment: str, every: int) -> Table:
+    def _by_step(self, experiment: str, every: int) -> Table:
         steps = sorted(
             {
                 int(step)
                 for method in self.methods
-                for step in self.curves(experiment, method, "eval/success")[0]
+                for step in self.curves(experiment, method, self.metric)[0]
             }
         )
         shown = steps[::-1][::every][::-1]
@@ -110,34 +132,38 @@ class Study:
         for method in self.methods:
             runs = self.runs(experiment, method)
             if runs:
-                found, values = self.curves(experiment, method, "eval/success")
+                found, values = self.curves(experiment, method, self.metric)
                 columns = dict(zip(found.tolist(), values.T, strict=True))
                 cells = [format_score(columns[s]) if s in columns else "-" for s in shown]
                 calls = sorted(int(run.last("advice/calls") or 0) for run in runs)
                 spent = str(calls[0]) if calls[0] == calls[-1] else f"{calls[0]}-{calls[-1]}"
                 rows.append((method, str(len(runs)), *cells, spent))
         header = ("method", "seeds", *(f"{step:,} steps" for step in shown), "calls")
-        title = f"{experiment}: held-out success, adviser off, IQM over seeds [95% interval]"
+        title = f"{experiment}: {self.label}, IQM over seeds [95% interval]"
         return Table(title, header, tuple(rows))
 
     def _heights(self, experiment: str) -> Table:
         reference = None if self.baseline is None else self.heights(experiment, self.baseline)
         header = ["method", "mean height", "by seed"]
+        found = {method: self.heights(experiment, method) for method in self.methods}
+        # Of what may be negative no ratio says anything.
+        signed = any((heights < 0).any() for heights in found.values())
         if reference is not None and len(reference):
-            header += [f"over {self.baseline}", f"P(above {self.baseline})"]
+            compared = "minus" if signed else "over"
+            header += [f"{compared} {self.baseline}", f"P(above {self.baseline})"]
         rows = []
-        for method in self.methods:
-            heights = self.heights(experiment, method)
+        for method, heights in found.items():
             if len(heights):
                 cells = [method, f"{heights.mean():.2f}"]
                 cells.append(", ".join(f"{height:.2f}" for height in heights))
                 if reference is not None and len(reference):
+                    compare = difference_interval if signed else ratio_interval
                     # Nothing is a multiple of nothing.
-                    ratio = ratio_interval(heights, reference) if reference.any() else None
-                    cells.append("-" if ratio is None else _interval(*ratio))
+                    known = compare(heights, reference) if signed or reference.any() else None
+                    cells.append("-" if known is None else _interval(*known))
                     cells.append(_interval(*probability_of_improvement([heights], [reference])))
                 rows.append(tuple(cells))
-        title = f"{experiment}: mean height of the curve of held-out success [95% interval]"
+        title = f"{experiment}: mean height of the curve of {self.label} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
 
     def _together(self) -> Table:
