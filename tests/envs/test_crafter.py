@@ -374,6 +374,9 @@ def test_what_the_policy_is_to_see_is_checked():
     sizes = check_family(Crafter(observe="both", **SMALL), coarse=True, masked=True)
     assert sizes == (1282, (3, 64, 64), 17, None)
     assert check_family(Crafter(observe="pixels", **SMALL))[:2] == (None, (3, 64, 64))
+    assert check_family(Crafter(**SMALL), image=True)[1] is None
+    with pytest.raises(ValueError, match=r"remembers nothing: set env\.memory=false"):
+        check_family(Crafter(**SMALL), memory=True)
 
 
 def test_rows_of_a_batch_are_worlds_of_their_own():

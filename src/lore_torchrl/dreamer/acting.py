@@ -86,6 +86,7 @@ def build_env_agent(
     sizes = check_family(
         family,
         memory=config.env.memory,
+        image=sends_image(config),
         coarse=lore.enabled and lore.calls.coarse,
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
@@ -194,16 +195,20 @@ def build_acting(
     return Acting(env, policy, observed_keys, service, lore_actor, bandit, share, epsilon, late)
 
 
+def sends_image(config: TrainConfig) -> bool:
+    """Return whether the adviser that is set sends a picture with each question."""
+    advisor = config.advisor
+    settings = advisor if isinstance(advisor, Mapping) else vars(advisor)
+    return bool(settings.get("send_image", False))
+
+
 def _advice_transform(
     config: TrainConfig, family: EnvFamily, service: AdviceService, *, weighs_calls: bool
 ) -> AdviceTransform:
     calls, dreamer = config.lore.calls, config.dreamer
-    advisor = config.advisor
-    settings = advisor if isinstance(advisor, Mapping) else vars(advisor)
-    image = bool(settings.get("send_image", False))
     return AdviceTransform(
         service,
-        family.make_describer(memory=config.env.memory, image=image),
+        family.make_describer(memory=config.env.memory, image=sends_image(config)),
         beta_key=keys.NEED if weighs_calls else keys.BETA,
         success_key="success",
         coarse=calls.coarse,

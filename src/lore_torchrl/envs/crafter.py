@@ -317,7 +317,13 @@ class Crafter(GymFamily):
         return _Goal(ACHIEVEMENTS.index(self.goal))
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> CrafterDescriber:
-        """Make the describer; it remembers nothing."""
+        """Make the describer.
+
+        Raises:
+            ValueError: With ``memory``: it tells what is seen, and remembers nothing.
+        """
+        if memory:
+            raise ValueError("Crafter's describer remembers nothing: set env.memory=false.")
         return CrafterDescriber(image=image)
 
     def make_planner(self) -> CrafterPlanner:

@@ -175,6 +175,7 @@ def check_family(
     family: EnvFamily,
     *,
     memory: bool = False,
+    image: bool = False,
     coarse: bool = False,
     masked: bool = False,
     advised: bool = True,
@@ -186,6 +187,7 @@ def check_family(
 
     Keyword Args:
         memory: Whether its describer is asked to remember. Default: ``False``.
+        image: Whether requests must hold a picture. Default: ``False``.
         coarse: Whether a ``coarse_key`` is needed. Default: ``False``.
         masked: Whether one-hot actions need an ``action_mask``. Default: ``False``.
         advised: Whether there is a describer to look at. Default: ``True``.
@@ -197,7 +199,7 @@ def check_family(
     name = type(family).__name__
     needed = {"success": "every run"}
     if advised:
-        describer = family.make_describer(memory=memory)
+        describer = family.make_describer(memory=memory, image=image)
         _check_describer(describer, coarse=coarse)
         needed |= dict.fromkeys(describer.in_keys, type(describer).__name__)
     env = family.make_env(num_envs=2, seed=0)
@@ -215,7 +217,7 @@ def check_family(
                 )
             # A stock run, which has no describer, goes on from the same random numbers.
             with torch.random.fork_rng(devices=[]):
-                _check_questions(describer, env, coarse=coarse)
+                _check_questions(describer, env, image=image, coarse=coarse)
     finally:
         close_env(env)
     return sizes
@@ -318,9 +320,14 @@ def _check_anchors(describer: Describer, sizes: Sizes, name: str) -> None:
         )
 
 
-def _check_questions(describer: Describer, env: EnvBase, *, coarse: bool) -> None:
+def _check_questions(describer: Describer, env: EnvBase, *, image: bool, coarse: bool) -> None:
     tensordict = env.reset()
-    _check_question(describer, tensordict, None, coarse=coarse)
+    request = _check_question(describer, tensordict, None, coarse=coarse)
+    if image and request.image is None:
+        raise ValueError(
+            f"{type(describer).__name__}.request() holds no picture, which advisor.send_image "
+            "sends: set advisor.send_image=false."
+        )
     # A step by the first of the actions that it names.
     anchors = anchors_of(describer)
     if anchors is None:
@@ -335,7 +342,7 @@ def _check_questions(describer: Describer, env: EnvBase, *, coarse: bool) -> Non
 
 def _check_question(
     describer: Describer, tensordict: TensorDictBase, action: int | None, *, coarse: bool
-) -> None:
+) -> AdviceRequest:
     kind = type(describer).__name__
     seen = read_row(tensordict, 0, describer.in_keys)
     describer.observe(0, seen, action, reset=action is None)
@@ -358,6 +365,7 @@ def _check_question(
         raise ValueError(
             f"{kind}: the request's actions {request.actions} are not its own, {describer.actions}."
         )
+    return request
 
 
 def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]) -> dict[str, Any]:
