@@ -4,6 +4,7 @@ import hashlib
 import io
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -163,23 +164,53 @@ def test_impossible_worlds(settings, message):
 
 def situation(cells: dict[tuple[int, int], str], facing: int = DOWN, **held: int):
     """A request on an island of grass with things at offsets from the player."""
+    return CrafterDescriber().request(0, observed(cells, facing, **held))
+
+
+EASY = (
+    *("collect_sapling", "place_plant", "collect_drink", "eat_cow", "wake_up"),
+    *("defeat_zombie", "defeat_skeleton", "eat_plant"),
+)
+
+
+def observed(cells, facing, unlocked=EASY, **held):
+    """What is seen there, with the easy achievements unlocked."""
     view = np.full(VIEW, CODE["grass"], dtype=np.uint8)
     view[CENTRE] = CODE["player"]
     for (dx, dy), kind in cells.items():
         view[CENTRE[0] + dx, CENTRE[1] + dy] = CODE[kind]
     inventory = {item: 9 if item in ("health", "food", "drink", "energy") else 0 for item in ITEMS}
     inventory |= held
-    unlocked = {
-        "collect_sapling", "place_plant", "collect_drink", "eat_cow", "wake_up",
-        "defeat_zombie", "defeat_skeleton", "eat_plant",
-    }  # fmt: skip
-    observation = {
+    return {
         "view": view,
         "inventory": np.array([inventory[item] for item in ITEMS], dtype=np.uint8),
         "stance": np.array([facing, 0, 100], dtype=np.uint8),
         "achievements": np.array([name in unlocked for name in ACHIEVEMENTS]),
     }
-    return CrafterDescriber().request(0, observation)
+
+
+def test_situations_are_told_apart_by_what_is_of_use_now():
+    key = partial(CrafterDescriber().coarse_key, 0)
+    tree_and_water = {(2, 1): "tree", (-1, 0): "water"}
+    assert key(observed(tree_and_water, LEFT)) == "||0||tree 11 0"
+    # Who is thirsty, or has never drunk, looks at the water.
+    assert key(observed(tree_and_water, LEFT, drink=4)) == "drink||0|water|water -10 1"
+    assert key(observed(tree_and_water, RIGHT, unlocked=())) == "||0|grass|water -10 1"
+    # Wood for a table, and no more of it when all that takes wood is made; then the table.
+    assert key(observed(tree_and_water, LEFT, wood=2)).startswith("|wood_pickaxe,wood_sword,table|")
+    tools = {item: 1 for item in ITEMS if "pickaxe" in item or "sword" in item}
+    built = (*EASY, "place_table", "collect_wood")
+    assert key(observed(tree_and_water, LEFT, unlocked=built, wood=1, **tools)) == "||0||"
+    far = {(0, -3): "table", (1, 1): "tree"}
+    seen = key(observed(far, LEFT, unlocked=built, wood=1))
+    assert seen == "|wood_pickaxe,wood_sword|0||table 0-1 0"
+    seen = key(observed({(1, 1): "table"}, LEFT, unlocked=built, wood=1))
+    assert seen.startswith("|wood_pickaxe!,wood_sword!|")
+    # Stone is of use with a pickaxe alone; weakness matters beside an enemy alone.
+    assert key(observed({(1, 0): "stone"}, RIGHT)) == "||0||"
+    assert key(observed({(1, 0): "stone"}, RIGHT, wood_pickaxe=1)) == "||0|stone|stone 10 1"
+    assert key(observed({}, RIGHT, health=2)) == "||0||"
+    assert key(observed({(3, 0): "zombie"}, RIGHT, health=2)) == "health||0||zombie 10 0"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +338,7 @@ def test_every_situation_can_be_described_drawn_and_planned_for():
         assert len(values) == len(ACTIONS) and max(values) == 1.0
         # One key, one text.
         assert texts.setdefault(request.cache_key, request.description) == request.description
-        assert describer.coarse_key(0, observation).count("|") == 5
+        assert describer.coarse_key(0, observation).count("|") == 4
         if index % 50 == 0:
             assert Image.open(io.BytesIO(request.image)).size == (288, 288)
         describer.image = True

@@ -22,8 +22,8 @@ from lore_torchrl.envs.crafter_rules import (
     MAKE,
     PLACE,
     VIEW,
-    WALKABLE,
     crafter,
+    things_around,
 )
 from lore_torchrl.envs.picture import encode_png
 
@@ -31,14 +31,12 @@ _SYMBOLS = dict(zip(CODES, "#~.o :T!ci$tf@CZS*pP", strict=True))
 _NEEDS = ("health", "food", "drink", "energy")
 # Needs at or below this are low.
 _LOW = 4
-# What a player looks for or fears.
-_NOTABLE = tuple(
-    CODE[kind]
-    for kind in (
-        *("water", "tree", "stone", "coal", "iron", "diamond", "table"),
-        *("cow", "zombie", "skeleton", "ripe plant"),
-    )
-)
+# Energy below this can be slept off; it begins there.
+_REST = 9
+_CENTRE = (VIEW[0] // 2, VIEW[1] // 2)
+_ENEMIES = ("zombie", "skeleton")
+# Whom to eat, and for which achievement.
+_FOOD = {"cow": "eat_cow", "ripe plant": "eat_plant"}
 _TILE = 32
 
 
@@ -73,29 +71,46 @@ class CrafterDescriber:
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return what a situation shares with those near it.
 
-        Which needs are low, what is carried, what is achieved, what is ahead (on free ground:
-        in which direction), and the nearest thing of use or danger: its kind, the side
-        where it lies, and whether it is adjacent.
+        Which needs are low, what new could be made, placed or slept off, and the nearest thing
+        that is of use now, or dangerous: its kind, the side where it lies, whether it is
+        adjacent, and whether it is ahead. Of use is what a low need asks for, what there is
+        none of in the inventory, or what has not been achieved, by the game's own rules.
         """
         view, held = observation["view"], _held(observation)
         facing, asleep, _ = observation["stance"].tolist()
-        low = "".join("01"[held[need] <= _LOW] for need in _NEEDS)
-        some = "".join("01"[held[item] > 0] for item in ITEMS if item not in _NEEDS)
-        done = "".join("01"[int(got)] for got in observation["achievements"])
-        ahead = CODES[_ahead(view, facing)]
-        if ahead in WALKABLE:
-            ahead = DIRECTION_NAMES[facing]
-        found = np.argwhere(np.isin(view, _NOTABLE))
+        unlocked = {
+            name for name, got in zip(ACHIEVEMENTS, observation["achievements"], strict=True) if got
+        }
+        near = things_around(view, _CENTRE)
+        makes = [
+            (tool, near.issuperset(rule["nearby"]), rule["nearby"])
+            for tool, rule in MAKE.items()
+            if not held[tool] and _affords(held, rule)
+        ]
+        places = [
+            thing
+            for thing, rule in PLACE.items()
+            if f"place_{thing}" not in unlocked and _affords(held, rule)
+        ]
+        wanted = _wanted(held, unlocked)
+        for _, _, needed in makes:
+            wanted |= {*needed} - near
+        found = np.argwhere(np.isin(view, [CODE[kind] for kind in wanted - {"grass"}]))
         nearest = ""
         if len(found):
-            offsets = found - np.array(VIEW) // 2
+            offsets = found - _CENTRE
             distances = np.abs(offsets).sum(1)
             index = int(distances.argmin())
-            right, down = offsets[index].tolist()
-            side = (right > 0) if abs(right) >= abs(down) else 2 + (down > 0)
-            kind = CODES[view[tuple(found[index])]]
-            nearest = f"{kind} {DIRECTION_NAMES[side]} {int(distances[index] == 1)}"
-        return f"{low}|{some}|{done}|{asleep}|{ahead}|{nearest}"
+            side = "".join(str(sign) for sign in np.sign(offsets[index]))
+            nearest = f"{CODES[view[tuple(found[index])]]} {side} {int(distances[index] == 1)}"
+        ahead = CODES[_ahead(view, facing)]
+        # Weakness matters where there is something to flee from.
+        safe = not np.isin(view, [CODE[kind] for kind in _ENEMIES]).any()
+        low = [need for need in _NEEDS if held[need] <= _LOW and not (need == "health" and safe)]
+        tired = "wake_up" not in unlocked and held["energy"] < _REST
+        able = [tool + "!" * ready for tool, ready, _ in makes] + places + ["sleep"] * tired
+        ahead = ahead if ahead in wanted else ""
+        return f"{','.join(low)}|{','.join(able)}|{asleep}|{ahead}|{nearest}"
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this situation."""
@@ -145,6 +160,29 @@ class CrafterDescriber:
             action_meanings=_meanings(),
             mission="stay alive and unlock as many of the achievements as you can",
         )
+
+
+def _affords(held: Mapping[str, int], rule: Mapping[str, Any]) -> bool:
+    return all(held[item] >= count for item, count in rule["uses"].items())
+
+
+def _wanted(held: Mapping[str, int], unlocked: set[str]) -> set[str]:
+    """Return the kinds of thing that are of use now, and those to beware of."""
+    wanted = {*_ENEMIES}
+    open_ = [rule["uses"] for tool, rule in MAKE.items() if not held[tool]]
+    open_ += [rule["uses"] for thing, rule in PLACE.items() if f"place_{thing}" not in unlocked]
+    for kind, rule in COLLECT.items():
+        if all(held[item] >= count for item, count in rule["require"].items()):
+            for item in rule["receive"]:
+                enough = max((1, *(uses.get(item, 0) for uses in open_)))
+                lacking = held[item] < (_LOW + 1 if item in _NEEDS else enough)
+                # A sapling is wanted but once.
+                if f"collect_{item}" not in unlocked or (lacking and item != "sapling"):
+                    wanted.add(kind)
+    for kind, achievement in _FOOD.items():
+        if held["food"] <= _LOW or achievement not in unlocked:
+            wanted.add(kind)
+    return wanted
 
 
 def _held(observation: Mapping[str, Any]) -> dict[str, int]:
