@@ -66,6 +66,13 @@ def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path
     assert heights.header[3] == "minus stock" and heights.rows[0][3] == "3.00 [3.00, 3.00]"
     page = write_report(tmp_path / "report", returns, title="Returns")
     assert "held-out return" in page.read_text()
+    # Scales of several experiments have no common mean, and no common threshold.
+    others = [replace(run, experiment="f") for run in runs]
+    together = Study([*runs, *others], "stock", metric="eval/return")
+    assert together.tables()[-1].header == ("method", "P(above stock)")
+    write_report(tmp_path / "both", together, title="Returns")
+    assert (tmp_path / "report" / "profile.png").exists()
+    assert not (tmp_path / "both" / "profile.png").exists()
     with pytest.raises(ValueError, match=r"No run logged 'eval/score'.*eval/return"):
         Study(runs, metric="eval/score")
 

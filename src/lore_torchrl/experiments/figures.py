@@ -31,7 +31,8 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
 
     ``curves``: the study's metric. ``over_time``: the metric, density of calls, KL and entropy.
     ``calls``: calls and, where advice had a price, its cost, against the curve's mean height.
-    ``profile``: share of runs whose curve is higher than a threshold on average.
+    ``profile``: share of runs whose curve is higher than a threshold on average; not of a
+    metric whose scale is another in each experiment.
 
     Args:
         folder: Where they go.
@@ -54,8 +55,9 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
         "curves": _curves,
         "over_time": _over_time,
         "calls": _calls,
-        "profile": _profile,
     }
+    if study.is_share or len(study.experiments) == 1:
+        drawings["profile"] = _profile
     paths = {}
     for name, draw in drawings.items():
         figure = Figure(layout="constrained")
@@ -102,7 +104,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 def _limits(study: Study) -> tuple[float, float] | None:
     """Return the axis of a share; others fit what is drawn."""
-    return (-0.03, 1.03) if study.metric == "eval/success" else None
+    return (-0.03, 1.03) if study.is_share else None
 
 
 def _curves(figure: Figure, study: Study) -> None:
@@ -156,7 +158,7 @@ def _profile(figure: Figure, study: Study) -> None:
     axes = figure.subplots()
     scores = [study.heights(name, method) for name in study.experiments for method in study.methods]
     known = np.concatenate(scores)
-    least, most = (0.0, 1.0) if study.metric == "eval/success" else (known.min(), known.max())
+    least, most = (0.0, 1.0) if study.is_share else (known.min(), known.max())
     thresholds = np.linspace(least, most, 101)
     for number, method in enumerate(study.methods):
         scores = [study.heights(name, method) for name in study.experiments]

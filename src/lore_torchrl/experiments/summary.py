@@ -80,6 +80,11 @@ class Study:
         name = name.split("/")[-1].replace("_", " ")
         return f"held-out {name}, adviser off" if group == "eval" else f"{name} ({self.metric})"
 
+    @property
+    def is_share(self) -> bool:
+        """Return whether the metric has one scale, from 0 to 1, in all experiments."""
+        return self.metric.endswith("/success")
+
     def runs(self, experiment: str, method: str) -> list[Record]:
         """Return the runs of one method on one experiment."""
         return [r for r in self.records if (r.experiment, r.method) == (experiment, method)]
@@ -114,7 +119,7 @@ class Study:
         tables = []
         for experiment in self.experiments:
             tables += [self._by_step(experiment, every), self._heights(experiment)]
-        if len(self.experiments) > 1:
+        if len(self.experiments) > 1 and (self.is_share or self.baseline is not None):
             tables.append(self._together())
         sources = self._sources()
         return [*tables, sources] if sources.rows else tables
@@ -167,7 +172,9 @@ class Study:
         return Table(title, tuple(header), tuple(rows))
 
     def _together(self) -> Table:
-        header = ["method", "IQM of mean heights"]
+        header = ["method"]
+        if self.is_share:
+            header.append("IQM of mean heights")
         if self.baseline is not None:
             header.append(f"P(above {self.baseline})")
         rows = []
@@ -181,7 +188,9 @@ class Study:
             ]
             if names:
                 heights = [self.heights(name, method) for name in names]
-                cells = [method, _interval(*stratified_interval(heights))]
+                cells = [method]
+                if self.is_share:
+                    cells.append(_interval(*stratified_interval(heights)))
                 if self.baseline is not None:
                     reference = [self.heights(name, self.baseline) for name in names]
                     cells.append(_interval(*probability_of_improvement(heights, reference)))
