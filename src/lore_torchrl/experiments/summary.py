@@ -168,7 +168,8 @@ class Study:
                     cells.append("-" if known is None else _interval(*known))
                     cells.append(_interval(*probability_of_improvement([heights], [reference])))
                 rows.append(tuple(cells))
-        title = f"{experiment}: mean height of the curve of {self.label} [95% interval]"
+        name = self.label.removesuffix(", adviser off")
+        title = f"{experiment}: mean height of the curve of {name} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
 
     def _together(self) -> Table:
