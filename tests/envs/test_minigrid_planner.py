@@ -14,6 +14,8 @@ from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.envs.family import row_seed
 from lore_torchrl.envs.minigrid_describe import (
     ACTIONS,
+    BALL,
+    BOX,
     DOOR,
     EMPTY,
     GOAL,
@@ -241,15 +243,56 @@ def test_a_view_of_the_wrong_shape_fails():
         MiniGridDescriber().cache_key(0, {"image": np.zeros((7, 5, 3)), "mission": ""})
 
 
-def test_the_coarse_key_forgets_distance_within_a_band_and_nothing_else():
+def class_of(things, mission="", *, carrying=None):
+    """The class of a view of an empty room with things at columns and rows of it."""
     view = np.ones((7, 7, 3), dtype=np.uint8)
     view[..., 1:] = 0
+    for cell, thing in things.items():
+        view[cell] = thing
+    if carrying is not None:
+        view[3, 6] = carrying
+    seen = {"image": view, "direction": np.array([0]), "mission": mission}
+    return MiniGridDescriber().coarse_key(0, seen)
 
-    def key(column, line, kind=5, color=4):
-        seen = view.copy()
-        seen[column, line] = (kind, color, 0)
-        observation = {"image": seen, "direction": np.array([0]), "mission": "get out"}
-        return MiniGridDescriber().coarse_key(0, observation)
 
-    assert key(3, 4) == key(3, 3)  # 2 and 3 ahead
-    assert len({key(3, 4), key(3, 2), key(2, 4), key(3, 4, color=0), key(3, 4, kind=6)}) == 5
+RED, BLUE, YELLOW = 0, 2, 4
+
+
+def test_the_class_of_a_situation_is_about_the_nearest_thing():
+    key = (KEY, YELLOW, 0)
+    # Neither distance nor colour beyond what they mean.
+    assert class_of({(3, 4): key}) == class_of({(3, 1): key}) == class_of({(3, 3): (KEY, RED, 0)})
+    different = ({(3, 5): key}, {(2, 4): key}, {(4, 4): key}, {(3, 4): (BALL, YELLOW, 0)}, {})
+    assert len({class_of(things) for things in ({(3, 4): key}, *different)}) == 6
+    assert class_of({(2, 4): key}) != class_of({(1, 6): key}), "ahead, or level"
+    assert class_of({(3, 4): key, (0, 0): (BALL, RED, 0)}) == class_of({(3, 4): key})
+    assert class_of({(3, 5): (WALL, 5, 0), (1, 1): key}) != class_of({(1, 1): key})
+
+
+def test_the_class_of_a_situation_knows_what_the_mission_names():
+    ball, box = (BALL, RED, 0), (BOX, BLUE, 0)
+    for mission, first in (
+        ("go to the red ball", ball),
+        ("pick up a box", box),
+        ("get the blue object", box),
+        ("fetch a red ball", ball),
+    ):
+        other = box if first is ball else ball
+        far, near = {(1, 1): first, (3, 4): other}, {(1, 1): other, (3, 4): first}
+        assert class_of(far, mission) == class_of({(1, 1): first}, mission), mission
+        assert class_of(near, mission) == class_of({(3, 4): first}, mission), mission
+    # The same question in other colours; a mission without colour is another.
+    red, blue = class_of({(1, 1): ball}, "go to the red ball"), {(1, 1): (BALL, BLUE, 0)}
+    assert red == class_of(blue, "go to the blue ball") != class_of(blue, "go to the red ball")
+    # A door is on the way to what else is named, and a goal is a goal.
+    mission = "use the key to open the door and then get to the goal"
+    locked, key = (DOOR, YELLOW, LOCKED), (KEY, YELLOW, 0)
+    assert class_of({(3, 5): locked, (1, 1): key}, mission).endswith("named key -1 1 0")
+    assert class_of({(2, 5): locked}, mission).endswith("locked named door -1 1 0")
+    assert class_of({(2, 5): locked, (5, 5): (GOAL, 1, 0)}, mission).endswith("named goal 1 1 0")
+    # What fits is known by its colour.
+    fits = class_of({(3, 5): locked}, carrying=(KEY, YELLOW, 0))
+    assert fits == "|key|locked fitting door|locked fitting door 0 1 1"
+    assert (
+        class_of({(3, 5): locked}, carrying=(KEY, RED, 0)) == "|key|locked door|locked door 0 1 1"
+    )

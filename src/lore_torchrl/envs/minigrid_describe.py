@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,29 @@ def carried_object(image: np.ndarray) -> tuple[int, int] | None:
     """Return object and colour code of what the agent carries, or ``None``."""
     kind, color, _ = image[image.shape[0] // 2, -1]
     return (int(kind), int(color)) if kind in PICKABLE else None
+
+
+def _named(cell: Sequence[int], mission: str) -> bool:
+    """Return whether a mission names a thing: by its kind, and by its colour if by any."""
+    kind, color = int(cell[0]), int(cell[1])
+    if kind == GOAL:
+        return "goal" in mission
+    words = mission.replace(",", " ").split()
+    for before, word in pairwise(words):
+        if word in (OBJECTS[kind], "object") and before in (COLORS[color], "a", "an", "the"):
+            return kind in (DOOR, *PICKABLE)
+    return False
+
+
+def _role(cell: Sequence[int], mission: str, carrying: tuple[int, int] | None) -> str:
+    """Return a cell's content with what its colour means in place of the colour."""
+    kind, color, state = (int(value) for value in cell)
+    words = [DOOR_STATES[state]] if kind == DOOR else []
+    if _named(cell, mission):
+        words.append("named")
+    if kind == DOOR and carrying == (KEY, color):
+        words.append("fitting")
+    return " ".join([*words, OBJECTS[kind]])
 
 
 @dataclass(slots=True)
@@ -224,23 +248,33 @@ class MiniGridDescriber:
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return what a situation shares with those near it.
 
-        Mission, what is carried, what is ahead, and of each notable thing in view its kind,
-        side (left, middle, right) and distance band (1, 2-3, beyond).
+        Mission, what is carried, what is ahead, and of what is in view the nearest thing that
+        the mission names (of doors only where there is no other), or else the nearest of all:
+        its kind, side (left, middle, right), whether it lies ahead, and whether it is
+        adjacent. Colours are told by what they mean alone: whether the mission names the
+        thing, and whether the key that is carried fits it.
         """
-        view = _view(observation)
+        view, mission = _view(observation), str(observation["mission"])
         middle, last = view.shape[0] // 2, view.shape[1] - 1
-        parts = [str(observation["mission"]), str(carried_object(view))]
-        if self.done_is_valid:
-            parts.append("done")
-        parts.append(object_name(view[middle, last - 1]))
-        things = set()
+        carrying = carried_object(view)
+        things = []
         for column, line in np.argwhere(np.isin(view[..., 0], (DOOR, *PICKABLE, GOAL, LAVA))):
             ahead, right = int(last - line), int(column - middle)
             if ahead or right:
-                distance = ahead + abs(right)
-                band = 0 if distance == 1 else 1 if distance <= 3 else 2
-                things.add(f"{object_name(view[column, line])} {np.sign(right)} {band}")
-        return "|".join([*parts, *sorted(things)])
+                things.append((ahead + abs(right), ahead, right, view[column, line]))
+        named = [thing for thing in things if _named(thing[-1], mission)]
+        # Doors are on the way to what else the mission names.
+        wanted = [thing for thing in named if thing[-1][0] != DOOR] or named or things
+        parts = [" ".join(word for word in mission.split() if word not in COLORS)]
+        parts.append("" if carrying is None else _role((*carrying, 0), mission, None))
+        if self.done_is_valid:
+            parts.append("done")
+        parts.append(_role(view[middle, last - 1], mission, carrying))
+        if wanted:
+            distance, ahead, right, cell = min(wanted, key=lambda thing: thing[:3])
+            where = f"{np.sign(right)} {int(ahead > 0)} {int(distance == 1)}"
+            parts.append(f"{_role(cell, mission, carrying)} {where}")
+        return "|".join(parts)
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
