@@ -192,25 +192,39 @@ def observed(cells, facing, unlocked=EASY, **held):
 def test_situations_are_told_apart_by_what_is_of_use_now():
     key = partial(CrafterDescriber().coarse_key, 0)
     tree_and_water = {(2, 1): "tree", (-1, 0): "water"}
-    assert key(observed(tree_and_water, LEFT)) == "||0||tree 11 0"
+    assert key(observed(tree_and_water, RIGHT)) == "||0|right|free|tree 11 0"
+    assert key(observed(tree_and_water, LEFT)) == "||0|left|blocked|tree 11 0"
     # Who is thirsty, or has never drunk, looks at the water.
-    assert key(observed(tree_and_water, LEFT, drink=4)) == "drink||0|water|water -10 1"
-    assert key(observed(tree_and_water, RIGHT, unlocked=())) == "||0|grass|water -10 1"
-    # Wood for a table, and no more of it when all that takes wood is made; then the table.
-    assert key(observed(tree_and_water, LEFT, wood=2)).startswith("|wood_pickaxe,wood_sword,table|")
+    assert key(observed(tree_and_water, LEFT, drink=4)) == "drink||0|left|water|water -10 1"
+    fresh = key(observed(tree_and_water, RIGHT, unlocked=()))
+    assert fresh == "||0|right|grass|water -10 1"
+    # Wood for a table and a tool; then the table; no more wood when all that takes it is made.
+    seen = key(observed(tree_and_water, RIGHT, wood=2))
+    assert seen == "|table,wood_pickaxe,wood_sword|0|right|free|tree 11 0"
+    seen = key(observed(tree_and_water, RIGHT, unlocked=(*EASY, "collect_wood"), wood=3))
+    assert seen == "|table!,wood_pickaxe,wood_sword|0|right|free|"
     tools = {item: 1 for item in ITEMS if "pickaxe" in item or "sword" in item}
     built = (*EASY, "place_table", "collect_wood")
-    assert key(observed(tree_and_water, LEFT, unlocked=built, wood=1, **tools)) == "||0||"
+    assert key(observed(tree_and_water, RIGHT, unlocked=built, **tools)) == "||0|right|free|"
     far = {(0, -3): "table", (1, 1): "tree"}
-    seen = key(observed(far, LEFT, unlocked=built, wood=1))
-    assert seen == "|wood_pickaxe,wood_sword|0||table 0-1 0"
-    seen = key(observed({(1, 1): "table"}, LEFT, unlocked=built, wood=1))
+    seen = key(observed(far, RIGHT, unlocked=built, wood=1))
+    assert seen == "|wood_pickaxe,wood_sword|0|right|free|table 0-1 0"
+    seen = key(observed({(1, 1): "table"}, RIGHT, unlocked=built, wood=1))
     assert seen.startswith("|wood_pickaxe!,wood_sword!|")
+    # A table out of sight is one to be built again.
+    assert key(observed({}, RIGHT, unlocked=built, wood=3)).startswith("|table!,wood_pickaxe,")
     # Stone is of use with a pickaxe alone; weakness matters beside an enemy alone.
-    assert key(observed({(1, 0): "stone"}, RIGHT)) == "||0||"
-    assert key(observed({(1, 0): "stone"}, RIGHT, wood_pickaxe=1)) == "||0|stone|stone 10 1"
-    assert key(observed({}, RIGHT, health=2)) == "||0||"
-    assert key(observed({(3, 0): "zombie"}, RIGHT, health=2)) == "health||0||zombie 10 0"
+    assert key(observed({(1, 0): "stone"}, RIGHT)) == "||0|right|blocked|"
+    assert key(observed({(1, 0): "stone"}, RIGHT, wood_pickaxe=1)) == "||0|right|stone|stone 10 1"
+    assert key(observed({}, RIGHT, health=2)) == "||0|right|free|"
+    zombie = key(observed({(3, 0): "zombie"}, RIGHT, health=3))
+    assert zombie == "health||0|right|free|zombie 10 0"
+    assert key(observed({(1, 0): "lava"}, RIGHT)) == "||0|right|lava|"
+    rested = key(observed({}, DOWN, unlocked=set(EASY) - {"wake_up"}, energy=9))
+    assert rested == "||0|down|free|"
+    tired = key(observed({}, DOWN, unlocked=set(EASY) - {"wake_up"}, energy=8))
+    assert tired == "|sleep|0|down|free|"
+    assert key(observed({}, DOWN, energy=3)).startswith("energy||0|")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +352,7 @@ def test_every_situation_can_be_described_drawn_and_planned_for():
         assert len(values) == len(ACTIONS) and max(values) == 1.0
         # One key, one text.
         assert texts.setdefault(request.cache_key, request.description) == request.description
-        assert describer.coarse_key(0, observation).count("|") == 4
+        assert describer.coarse_key(0, observation).count("|") == 5
         if index % 50 == 0:
             assert Image.open(io.BytesIO(request.image)).size == (288, 288)
         describer.image = True

@@ -22,6 +22,7 @@ from lore_torchrl.envs.crafter_rules import (
     MAKE,
     PLACE,
     VIEW,
+    WALKABLE,
     crafter,
     things_around,
 )
@@ -29,8 +30,8 @@ from lore_torchrl.envs.picture import encode_png
 
 _SYMBOLS = dict(zip(CODES, "#~.o :T!ci$tf@CZS*pP", strict=True))
 _NEEDS = ("health", "food", "drink", "energy")
-# Needs at or below this are low.
-_LOW = 4
+# Needs at or below these are low.
+_LOW = {"health": 3, "food": 4, "drink": 4, "energy": 3}
 # Energy below this can be slept off; it begins there.
 _REST = 9
 _CENTRE = (VIEW[0] // 2, VIEW[1] // 2)
@@ -71,30 +72,38 @@ class CrafterDescriber:
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return what a situation shares with those near it.
 
-        Which needs are low, what new could be made, placed or slept off, and the nearest thing
-        that is of use now, or dangerous: its kind, the side where it lies, whether it is
-        adjacent, and whether it is ahead. Of use is what a low need asks for, what there is
-        none of in the inventory, or what has not been achieved, by the game's own rules.
+        Which needs are low (health where an enemy is in view), what could be made, placed or
+        slept off, where the player faces and what is there (a thing of use, lava, something
+        else that blocks the way, or free ground), and of the things of use or danger in view
+        the nearest: its kind, the side where it lies, whether it is adjacent. Of use is, by the
+        game's own rules, what a low need asks for, what is lacking for a tool or for a thing
+        to be placed, and what has not been collected or eaten yet.
         """
         view, held = observation["view"], _held(observation)
         facing, asleep, _ = observation["stance"].tolist()
         unlocked = {
             name for name, got in zip(ACHIEVEMENTS, observation["achievements"], strict=True) if got
         }
+        in_view = {CODES[code] for code in np.unique(view)}
         near = things_around(view, _CENTRE)
-        makes = [
-            (tool, near.issuperset(rule["nearby"]), rule["nearby"])
-            for tool, rule in MAKE.items()
-            if not held[tool] and _affords(held, rule)
+        tools = {tool: rule for tool, rule in MAKE.items() if not held[tool]}
+        # What has to be built first, and what that and the tools take.
+        missing = {thing for rule in tools.values() for thing in rule["nearby"]} - in_view
+        missing |= {thing for thing in PLACE if f"place_{thing}" not in unlocked}
+        takes = _takes(tools, missing)
+        able = [thing for thing in PLACE if thing in missing and _affords(held, PLACE[thing])]
+        # "!" marks what leaves enough for the tool, and a tool that can be made on the spot.
+        able = [
+            thing + "!" * all(held[item] >= takes[item] for item in PLACE[thing]["uses"])
+            for thing in able
         ]
-        places = [
-            thing
-            for thing, rule in PLACE.items()
-            if f"place_{thing}" not in unlocked and _affords(held, rule)
-        ]
-        wanted = _wanted(held, unlocked)
-        for _, _, needed in makes:
-            wanted |= {*needed} - near
+        wanted = _wanted(held, unlocked, takes)
+        for tool, rule in tools.items():
+            if _affords(held, rule):
+                able.append(tool + "!" * near.issuperset(rule["nearby"]))
+                wanted |= {*rule["nearby"]} - near
+        if "wake_up" not in unlocked and held["energy"] < _REST:
+            able.append("sleep")
         found = np.argwhere(np.isin(view, [CODE[kind] for kind in wanted - {"grass"}]))
         nearest = ""
         if len(found):
@@ -104,13 +113,15 @@ class CrafterDescriber:
             side = "".join(str(sign) for sign in np.sign(offsets[index]))
             nearest = f"{CODES[view[tuple(found[index])]]} {side} {int(distances[index] == 1)}"
         ahead = CODES[_ahead(view, facing)]
+        if ahead not in wanted and ahead != "lava":
+            ahead = "free" if ahead in WALKABLE else "blocked"
         # Weakness matters where there is something to flee from.
-        safe = not np.isin(view, [CODE[kind] for kind in _ENEMIES]).any()
-        low = [need for need in _NEEDS if held[need] <= _LOW and not (need == "health" and safe)]
-        tired = "wake_up" not in unlocked and held["energy"] < _REST
-        able = [tool + "!" * ready for tool, ready, _ in makes] + places + ["sleep"] * tired
-        ahead = ahead if ahead in wanted else ""
-        return f"{','.join(low)}|{','.join(able)}|{asleep}|{ahead}|{nearest}"
+        safe = in_view.isdisjoint(_ENEMIES)
+        low = [
+            need for need in _NEEDS if held[need] <= _LOW[need] and not (need == "health" and safe)
+        ]
+        parts = (",".join(low), ",".join(able), asleep, DIRECTION_NAMES[facing], ahead, nearest)
+        return "|".join(map(str, parts))
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this situation."""
@@ -166,21 +177,29 @@ def _affords(held: Mapping[str, int], rule: Mapping[str, Any]) -> bool:
     return all(held[item] >= count for item, count in rule["uses"].items())
 
 
-def _wanted(held: Mapping[str, int], unlocked: set[str]) -> set[str]:
+def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:
+    """Return how many of each item the costliest tool takes, with what has to stand there."""
+    takes = dict.fromkeys(ITEMS, 0)
+    plans = [(rule["uses"], missing.intersection(rule["nearby"])) for rule in tools.values()]
+    plans += [({}, {thing}) for thing in missing]
+    for uses, built in plans:
+        for item in ITEMS:
+            needed = uses.get(item, 0) + sum(PLACE[thing]["uses"].get(item, 0) for thing in built)
+            takes[item] = max(takes[item], needed)
+    return takes
+
+
+def _wanted(held: Mapping[str, int], unlocked: set[str], takes: Mapping[str, int]) -> set[str]:
     """Return the kinds of thing that are of use now, and those to beware of."""
     wanted = {*_ENEMIES}
-    open_ = [rule["uses"] for tool, rule in MAKE.items() if not held[tool]]
-    open_ += [rule["uses"] for thing, rule in PLACE.items() if f"place_{thing}" not in unlocked]
     for kind, rule in COLLECT.items():
         if all(held[item] >= count for item, count in rule["require"].items()):
             for item in rule["receive"]:
-                enough = max((1, *(uses.get(item, 0) for uses in open_)))
-                lacking = held[item] < (_LOW + 1 if item in _NEEDS else enough)
-                # A sapling is wanted but once.
-                if f"collect_{item}" not in unlocked or (lacking and item != "sapling"):
+                lacking = held[item] <= _LOW[item] if item in _LOW else held[item] < takes[item]
+                if lacking or f"collect_{item}" not in unlocked:
                     wanted.add(kind)
     for kind, achievement in _FOOD.items():
-        if held["food"] <= _LOW or achievement not in unlocked:
+        if held["food"] <= _LOW["food"] or achievement not in unlocked:
             wanted.add(kind)
     return wanted
 
