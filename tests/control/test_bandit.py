@@ -377,6 +377,12 @@ class TestEvidence:
         assert masses == pytest.approx([0.5, 0.5, 0.08, 0.4 / 9, 0.4 / 17, 0.02])
         assert bandit.barren == 6
 
+    def test_advice_at_its_least_credit_is_granted_nothing(self):
+        bandit = ShareBandit(trial_episodes=16, hit_rate=0.3)
+        bandit.barren.fill_(100)
+        bandit.grant()
+        assert bandit.credit() == pytest.approx(0.1) and bandit.granted == 16
+
     def test_short_episodes_cost_little_credit(self):
         """An episode counts by its length, up to a whole one; one of unknown length is whole."""
         bandit = ShareBandit(hit_rate=0.3, whole_length=40)

@@ -77,6 +77,22 @@ def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path
         Study(runs, metric="eval/score")
 
 
+def test_what_some_runs_did_not_log_leaves_the_others_compared(tmp_path):
+    def run(experiment, method, value):
+        row = {"step": 100, "eval/success": 0.5}
+        return Record(
+            experiment, method, 0, [row | ({} if value is None else {"eval/score": value})]
+        )
+
+    runs = [run("e", "ours", 2.0), run("e", "stock", 1.0), run("f", "ours", None)]
+    runs += [run("f", "stock", float("nan")), run("g", "stock", 1.0)]
+    scores = Study(runs, "stock", metric="eval/score")
+    *_, together = scores.tables()
+    assert together.rows == (("ours", "1.00 [1.00, 1.00]"), ("stock", "0.50 [0.50, 0.50]"))
+    write_report(tmp_path / "all", scores, title="Scores")
+    write_report(tmp_path / "one", Study(runs[2:4], metric="eval/score"), title="None at all")
+
+
 def test_every_nth_evaluation_is_counted_from_the_last():
     many = Study([record(success=(0.0, 0.1, 0.2, 0.3, 0.4))])
     assert many.tables(every=2)[0].header[2:-1] == ("100 steps", "300 steps", "500 steps")

@@ -248,15 +248,15 @@ class ShareBandit(SeededModule):
 
     @torch.no_grad()
     def grant(self, *, last: bool = False) -> None:
-        """Grant a trial of floor(c trial) episodes: the advice is not what it was at the last.
+        """Grant a trial of floor(c trial) episodes, none at the least c: the advice has changed.
 
-        Older returns count half from now on. The ``last`` trial is whole, and the credit 1.
+        Older returns count half. The ``last`` trial is whole, and the credit 1.
         """
         self.uplift_sum.mul_(0.5)
         self.uplift_count.mul_(0.5)
         self.barren.mul_(float(not last))
-        trial = (self.credit() * self.trial_episodes).floor().long()
-        self.granted.clamp_(min=self.advised_episodes + trial)
+        trial = self.trial_episodes * self.credit() * (self.credit() > _LEAST_CREDIT)
+        self.granted.clamp_(min=self.advised_episodes + trial.floor().long())
         self.refresh()
 
     @torch.no_grad()

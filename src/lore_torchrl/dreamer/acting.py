@@ -196,10 +196,13 @@ def build_acting(
 
 
 def sends_image(config: TrainConfig) -> bool:
-    """Return whether the adviser that is set sends a picture with each question."""
-    advisor = config.advisor
-    settings = advisor if isinstance(advisor, Mapping) else vars(advisor)
-    return bool(settings.get("send_image", False))
+    """Return whether the adviser, or one that it asks, sends a picture with each question."""
+
+    def sends(advisor: object) -> bool:
+        settings = advisor if isinstance(advisor, Mapping) else getattr(advisor, "__dict__", {})
+        return bool(settings.get("send_image", False)) or any(map(sends, settings.values()))
+
+    return sends(config.advisor)
 
 
 def _advice_transform(

@@ -154,7 +154,7 @@ def build_bandit(
     if settings["initial"] is not None:
         settings["initial"] = tuple(settings["initial"])
     settings["arms"] = tuple(settings["arms"])
-    # A stretch that a failing episode cut short has cost little.
+    # A short stretch has cost little.
     settings["whole_length"] = config.bandit.segment_steps
     return ShareBandit(**settings, seed=seed).to(device)
 

@@ -236,8 +236,8 @@ class Snake(GymFamily):
         """Make a field; ``observation`` is what lies within two cells of the head, ``[108]``.
 
         25 cells each for bodies of its own, the apple, the other snake and what is beyond the
-        edge, by rows; then, down and right, whether the apple lies before, level or behind,
-        and how far, in sides of the field.
+        edge, by rows; then whether the apple lies above, level or below, and how far down, in
+        sides of the field; and the same from left to right.
         """
         return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
 

@@ -138,12 +138,15 @@ def _calls(figure: Figure, study: Study) -> None:
         for number, method in enumerate(study.methods):
             for kind, experiment in enumerate(study.experiments):
                 runs = study.runs(experiment, method)
+                heights = study.heights(experiment, method)
+                if not len(heights):
+                    continue
                 each.scatter(
                     [record.last(metric) or 0.0 for record in runs],
-                    study.heights(experiment, method),
+                    heights,
                     color=_color(number),
                     marker=markers[kind % len(markers)],
-                    label=method if not kind else None,
+                    label=method,
                     alpha=0.8,
                 )
         unit = "adviser calls in all" if metric == "advice/calls" else "cost of the advice in all"
@@ -158,7 +161,8 @@ def _profile(figure: Figure, study: Study) -> None:
     axes = figure.subplots()
     scores = [study.heights(name, method) for name in study.experiments for method in study.methods]
     known = np.concatenate(scores)
-    least, most = (0.0, 1.0) if study.is_share else (known.min(), known.max())
+    share = study.is_share or not len(known)
+    least, most = (0.0, 1.0) if share else (known.min(), known.max())
     thresholds = np.linspace(least, most, 101)
     for number, method in enumerate(study.methods):
         scores = [study.heights(name, method) for name in study.experiments]

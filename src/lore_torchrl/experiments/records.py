@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,6 @@ CURVES = (
     "lore/beta_mean",
     "time/elapsed_s",
 )
-_ABOUT = ("experiment", "method", "seed", "seconds", "step")
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,12 @@ class Record:
     seconds: float | None = None
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps and values of a metric, both ``[T]``, empty if it was not logged."""
-        points = [(row["step"], row[metric]) for row in self.rows if metric in row]
+        """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""
+        points = [
+            (row["step"], row[metric])
+            for row in self.rows
+            if math.isfinite(row.get(metric, math.nan))
+        ]
         steps, values = zip(*points, strict=True) if points else ((), ())
         return np.array(steps, dtype=float), np.array(values, dtype=float)
 
@@ -166,7 +170,7 @@ def write_csv(path: str | Path, records: Sequence[Record]) -> None:
         logged = {name for record in records for row in record.rows for name in row}
         held_out = {name for name in logged if name.startswith("eval/")}
         names = [*CURVES, *sorted(held_out - {*CURVES})]
-        writer.writerow([*_ABOUT, *names])
+        writer.writerow(["experiment", "method", "seed", "seconds", "step", *names])
         for record in records:
             for row in record.rows:
                 values = ["" if name not in row else f"{row[name]:.6g}" for name in names]
@@ -186,7 +190,11 @@ def read_csv(path: str | Path) -> list[Record]:
         for line in csv.DictReader(file):
             key = line["experiment"], line["method"], int(line["seed"])
             rows, _ = runs.setdefault(key, ([], line["seconds"]))
-            row = {name: float(text) for name, text in line.items() if text and name not in _ABOUT}
+            row = {
+                name: float(text)
+                for name, text in line.items()
+                if text and (name in CURVES or name.startswith("eval/"))
+            }
             rows.append({"step": int(line["step"]), **row})
     return [
         Record(*key, rows, float(seconds) if seconds else None)

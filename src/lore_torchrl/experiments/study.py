@@ -25,7 +25,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
 
     Returns:
         One line for each run that failed, now or before; and the report's page, ``None``
-        where nothing is finished.
+        where nothing is finished, or nothing has logged ``config.metric``.
 
     Raises:
         ValueError: If the folder keeps a run of this grid that had other overrides.
@@ -51,9 +51,14 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     keys = [(job.experiment, job.method, job.seed) for job in jobs]
     records = [found[key] for key in keys if key in found]
     baseline = config.baseline if config.baseline in {r.method for r in records} else None
+    try:
+        study = Study(records, baseline, metric=config.metric)
+    except ValueError as error:
+        # What failed is told as well.
+        return [*errors, str(error)], None
     page = write_report(
         output / "report",
-        Study(records, baseline, metric=config.metric),
+        study,
         title=f"Study: {config.name}",
         # Where it wrote to is of no use to others.
         command=[word for word in command_line() if not word.startswith("output=")],

@@ -76,13 +76,13 @@ class Study:
     @property
     def label(self) -> str:
         """Return what the metric is, for titles: ``eval/return`` is the held-out return."""
-        group, _, name = self.metric.partition("/")
-        name = name.split("/")[-1].replace("_", " ")
-        return f"held-out {name}, adviser off" if group == "eval" else f"{name} ({self.metric})"
+        if not self.metric.startswith("eval/"):
+            return self.metric
+        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}, adviser off"
 
     @property
     def is_share(self) -> bool:
-        """Return whether the metric has one scale, from 0 to 1, in all experiments."""
+        """Return whether the metric is success, on one scale from 0 to 1 in all experiments."""
         return self.metric.endswith("/success")
 
     def runs(self, experiment: str, method: str) -> list[Record]:
@@ -180,12 +180,12 @@ class Study:
             header.append(f"P(above {self.baseline})")
         rows = []
         for method in self.methods:
-            # Only where both have run: an experiment that one lacks compares nothing.
+            # Only where both have a curve: an experiment that one lacks compares nothing.
             names = [
                 name
                 for name in self.experiments
-                if self.runs(name, method)
-                and (self.baseline is None or self.runs(name, self.baseline))
+                if len(self.heights(name, method))
+                and (self.baseline is None or len(self.heights(name, self.baseline)))
             ]
             if names:
                 heights = [self.heights(name, method) for name in names]
