@@ -258,41 +258,44 @@ def class_of(things, mission="", *, carrying=None):
 RED, BLUE, YELLOW = 0, 2, 4
 
 
-def test_the_class_of_a_situation_is_about_the_nearest_thing():
+def test_the_class_of_a_situation_forgets_distance_within_a_band_and_most_of_colour():
     key = (KEY, YELLOW, 0)
-    # Neither distance nor colour beyond what they mean.
-    assert class_of({(3, 4): key}) == class_of({(3, 1): key}) == class_of({(3, 3): (KEY, RED, 0)})
-    different = ({(3, 5): key}, {(2, 4): key}, {(4, 4): key}, {(3, 4): (BALL, YELLOW, 0)}, {})
+    assert class_of({(3, 4): key}) == class_of({(3, 3): key})  # 2 and 3 ahead
+    assert class_of({(3, 4): key}) == class_of({(3, 4): (KEY, RED, 0)})
+    different = ({(3, 5): key}, {(3, 2): key}, {(2, 4): key}, {(3, 4): (BALL, YELLOW, 0)}, {})
     assert len({class_of(things) for things in ({(3, 4): key}, *different)}) == 6
-    assert class_of({(2, 4): key}) != class_of({(1, 6): key}), "ahead, or level"
-    assert class_of({(3, 4): key, (0, 0): (BALL, RED, 0)}) == class_of({(3, 4): key})
+    two = {(3, 4): key, (0, 0): (BALL, RED, 0)}
+    assert class_of(two) != class_of({(3, 4): key})
     assert class_of({(3, 5): (WALL, 5, 0), (1, 1): key}) != class_of({(1, 1): key})
 
 
 def test_the_class_of_a_situation_knows_what_the_mission_names():
     ball, box = (BALL, RED, 0), (BOX, BLUE, 0)
-    for mission, first in (
+    for mission, named in (
         ("go to the red ball", ball),
         ("pick up a box", box),
         ("get the blue object", box),
         ("fetch a red ball", ball),
     ):
-        other = box if first is ball else ball
-        far, near = {(1, 1): first, (3, 4): other}, {(1, 1): other, (3, 4): first}
-        assert class_of(far, mission) == class_of({(1, 1): first}, mission), mission
-        assert class_of(near, mission) == class_of({(3, 4): first}, mission), mission
-    # The same question in other colours; a mission without colour is another.
+        other = box if named is ball else ball
+        for place in ((1, 1), (3, 4)):
+            alone = class_of({place: named}, mission)
+            assert class_of({place: named, (5, 5): other}, mission) == alone, mission
+    # The same question in other colours; a thing of another colour is not what is meant.
     red, blue = class_of({(1, 1): ball}, "go to the red ball"), {(1, 1): (BALL, BLUE, 0)}
     assert red == class_of(blue, "go to the blue ball") != class_of(blue, "go to the red ball")
-    # A door is on the way to what else is named, and a goal is a goal.
     mission = "use the key to open the door and then get to the goal"
-    locked, key = (DOOR, YELLOW, LOCKED), (KEY, YELLOW, 0)
-    assert class_of({(3, 5): locked, (1, 1): key}, mission).endswith("named key -1 1 0")
-    assert class_of({(2, 5): locked}, mission).endswith("locked named door -1 1 0")
-    assert class_of({(2, 5): locked, (5, 5): (GOAL, 1, 0)}, mission).endswith("named goal 1 1 0")
+    locked, key, goal = (DOOR, YELLOW, LOCKED), (KEY, YELLOW, 0), (GOAL, 1, 0)
+    ball_too = {(2, 4): locked, (1, 1): key, (5, 5): goal, (6, 6): ball}
+    assert class_of(ball_too, mission) == (
+        f"{mission}||empty|locked named door -1 1|named goal 1 1|named key -1 2"
+    )
+    # Lava counts beside what is named and beside what is not.
+    lava = (LAVA, 0, 0)
+    assert class_of({(1, 1): lava, (5, 5): goal}, mission).endswith("|lava -1 2|named goal 1 1")
+    assert class_of({(1, 1): lava, (5, 5): ball}, mission).endswith("|ball 1 1|lava -1 2")
     # What fits is known by its colour.
     fits = class_of({(3, 5): locked}, carrying=(KEY, YELLOW, 0))
-    assert fits == "|key|locked fitting door|locked fitting door 0 1 1"
-    assert (
-        class_of({(3, 5): locked}, carrying=(KEY, RED, 0)) == "|key|locked door|locked door 0 1 1"
-    )
+    assert fits == "|key|locked fitting door|locked fitting door 0 0"
+    other = class_of({(3, 5): locked}, carrying=(KEY, RED, 0))
+    assert other == "|key|locked door|locked door 0 0"

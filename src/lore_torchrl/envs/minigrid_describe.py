@@ -248,33 +248,29 @@ class MiniGridDescriber:
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return what a situation shares with those near it.
 
-        Mission, what is carried, what is ahead, and of what is in view the nearest thing that
-        the mission names (of doors only where there is no other), or else the nearest of all:
-        its kind, side (left, middle, right), whether it lies ahead, and whether it is
-        adjacent. Colours are told by what they mean alone: whether the mission names the
-        thing, and whether the key that is carried fits it.
+        Mission, what is carried, what is ahead, and of each thing in view that the mission
+        names (of all, where it names none of them; of lava always) its kind, side (left,
+        middle, right) and distance band (1, 2-3, beyond). Colours are told by what they mean
+        alone: whether the mission names the thing, and whether the key that is carried fits.
         """
         view, mission = _view(observation), str(observation["mission"])
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         carrying = carried_object(view)
-        things = []
-        for column, line in np.argwhere(np.isin(view[..., 0], (DOOR, *PICKABLE, GOAL, LAVA))):
-            ahead, right = int(last - line), int(column - middle)
-            if ahead or right:
-                things.append((ahead + abs(right), ahead, right, view[column, line]))
-        named = [thing for thing in things if _named(thing[-1], mission)]
-        # Doors are on the way to what else the mission names.
-        wanted = [thing for thing in named if thing[-1][0] != DOOR] or named or things
         parts = [" ".join(word for word in mission.split() if word not in COLORS)]
         parts.append("" if carrying is None else _role((*carrying, 0), mission, None))
         if self.done_is_valid:
             parts.append("done")
         parts.append(_role(view[middle, last - 1], mission, carrying))
-        if wanted:
-            distance, ahead, right, cell = min(wanted, key=lambda thing: thing[:3])
-            where = f"{np.sign(right)} {int(ahead > 0)} {int(distance == 1)}"
-            parts.append(f"{_role(cell, mission, carrying)} {where}")
-        return "|".join(parts)
+        lava, named, others = set(), set(), set()
+        for column, line in np.argwhere(np.isin(view[..., 0], (DOOR, *PICKABLE, GOAL, LAVA))):
+            cell, ahead, right = view[column, line], int(last - line), int(column - middle)
+            if ahead or right:
+                distance = ahead + abs(right)
+                band = 0 if distance == 1 else 1 if distance <= 3 else 2
+                thing = f"{_role(cell, mission, carrying)} {np.sign(right)} {band}"
+                kept = named if _named(cell, mission) else lava if cell[0] == LAVA else others
+                kept.add(thing)
+        return "|".join([*parts, *sorted(lava | (named or others))])
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
