@@ -19,6 +19,7 @@ import json
 
 import numpy as np
 
+from bench_classes import sharing
 from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.crafter_rules import ACTIONS
 from lore_torchrl.envs.family import row_seed
@@ -45,28 +46,6 @@ def play(episodes: int, steps: int, chance: float) -> tuple[list[int], list[tupl
             over = terminated or truncated
         unlocked.append(int(observation["achievements"].sum()))
     return unlocked, asked
-
-
-def sharing(asked: list[tuple[str, str, int]], calls: int) -> dict[str, float]:
-    """Return what a cache of keys and classes serves, its answers bought in order."""
-    exact: dict[str, int] = {}
-    classes: dict[str, int] = {}
-    hits = near = right = 0
-    for key, name, best in asked:
-        if key in exact:
-            hits += 1
-        elif name in classes:
-            near += 1
-            right += classes[name] == best
-        elif len(exact) < calls:
-            exact[key] = classes[name] = best
-    return {
-        "steps": len(asked),
-        "calls": len(exact),
-        "exact": round(hits / len(asked), 3),
-        "class": round(near / len(asked), 3),
-        "class_right": round(right / max(near, 1), 3),
-    }
 
 
 def main() -> None:
