@@ -14,7 +14,14 @@ import torch
 from tiny_run import OFF, planner, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.configs import CallsConfig, EpsilonConfig, GateConfig, LoggerConfig, LoReConfig
+from lore_torchrl.configs import (
+    CallsConfig,
+    EnvConfig,
+    EpsilonConfig,
+    GateConfig,
+    LoggerConfig,
+    LoReConfig,
+)
 from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
@@ -274,3 +281,15 @@ def test_figures_are_drawn(tmp_path):
     train(tiny_config(tmp_path / "run", logger=logger), advisor=planner())
     names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {"success.png", "advice.png", "policy.png"}
+
+
+def test_a_picture_that_the_family_does_not_draw_is_refused_before_the_first_step(tmp_path):
+    env = EnvConfig(family="lore_torchrl.envs.frozen_lake.FrozenLake", id="FrozenLake-v1")
+    sends = {"send_image": True}
+    # Of a server that another adviser asks, too.
+    for advisor in (sends, {"_target_": "some.Flawed", "advisor": sends}):
+        config = tiny_config(tmp_path / "run", env=env, advisor=advisor)
+        with pytest.raises(ValueError, match=r"no picture, which advisor\.send_image"):
+            build_run(config, advisor=planner())
+    # Stock asks nobody.
+    build_run(replace(config, lore=LoReConfig(enabled=False))).close()

@@ -289,6 +289,8 @@ def test_what_a_run_needs_beyond_that_is_named():
         check_family(FrozenLake(), masked=True)
     with pytest.raises(ValueError, match=r"FrozenLakeDescriber.request\(\) holds no picture"):
         check_family(FrozenLake(), image=True)
+    with pytest.raises(ValueError, match="no picture"):
+        sample_request(FrozenLake(), image=True)
     check_family(broken(without="request"), advised=False)
     with pytest.raises(ValueError, match="no entry 'success'"):
         check_family(broken(env=lambda env: env.base_env), advised=False)

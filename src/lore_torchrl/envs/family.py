@@ -320,14 +320,20 @@ def _check_anchors(describer: Describer, sizes: Sizes, name: str) -> None:
         )
 
 
-def _check_questions(describer: Describer, env: EnvBase, *, image: bool, coarse: bool) -> None:
-    tensordict = env.reset()
-    request = _check_question(describer, tensordict, None, coarse=coarse)
-    if image and request.image is None:
+def check_picture(request: AdviceRequest, describer: Describer) -> None:
+    """Raise ``ValueError`` where a question that is to hold a picture holds none."""
+    if request.image is None:
         raise ValueError(
             f"{type(describer).__name__}.request() holds no picture, which advisor.send_image "
             "sends: set advisor.send_image=false."
         )
+
+
+def _check_questions(describer: Describer, env: EnvBase, *, image: bool, coarse: bool) -> None:
+    tensordict = env.reset()
+    request = _check_question(describer, tensordict, None, coarse=coarse)
+    if image:
+        check_picture(request, describer)
     # A step by the first of the actions that it names.
     anchors = anchors_of(describer)
     if anchors is None:

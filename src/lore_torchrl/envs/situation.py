@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
+from lore_torchrl.envs.family import EnvFamily, anchors_of, check_picture, close_env, read_row
 
 
 def sample_request(
@@ -28,7 +28,7 @@ def sample_request(
         image: Whether the request holds a picture.
 
     Raises:
-        ValueError: If ``steps`` is negative.
+        ValueError: If ``steps`` is negative, or the request lacks the picture asked for.
 
     Examples:
         >>> from lore_torchrl.envs.minigrid import MiniGrid
@@ -57,4 +57,7 @@ def sample_request(
         seen = read_row(tensordict, 0, describer.in_keys)
         describer.observe(0, seen, None if ended else int(action), reset=ended)
     close_env(env)
-    return describer.request(0, seen)
+    request = describer.request(0, seen)
+    if image:
+        check_picture(request, describer)
+    return request
