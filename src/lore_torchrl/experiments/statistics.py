@@ -88,10 +88,8 @@ def ratio_interval(
         (0.5, 0.5, 0.5)
     """
     first, second = _resampled_means(above, below, draws)
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(first / np.maximum(second, 1e-12), [tail, 1.0 - tail])
     ratio = above.mean() / max(below.mean(), 1e-12)
-    return float(ratio), float(low), float(high)
+    return float(ratio), *_middle(first / np.maximum(second, 1e-12), level)
 
 
 def difference_interval(
@@ -99,28 +97,22 @@ def difference_interval(
 ) -> tuple[float, float, float]:
     """Return the difference of two methods' means over seeds, with its bootstrap interval.
 
-    For scores that may be negative, of which no ratio says anything. The seeds of both are
-    drawn independently.
-
-    Args:
-        above: One score a seed of the first method, ``[N]``.
-        below: One score a seed of the second, ``[M]``.
-
-    Keyword Args:
-        draws: Resamplings. Default: ``10_000``.
-        level: Share of them inside. Default: ``0.95``.
-
-    Returns:
-        Difference, lower and upper end.
+    For scores that may be negative, of which no ratio says anything. Arguments and what is
+    returned are those of :func:`ratio_interval`.
 
     Examples:
         >>> difference_interval(np.array([1.0, 1.0]), np.array([-2.0, -2.0]))
         (3.0, 3.0, 3.0)
     """
     first, second = _resampled_means(above, below, draws)
+    return float(above.mean() - below.mean()), *_middle(first - second, level)
+
+
+def _middle(draws: np.ndarray, level: float) -> tuple[float, float]:
+    """Return the ends of the interval that holds a share ``level`` of the draws."""
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(first - second, [tail, 1.0 - tail])
-    return float(above.mean() - below.mean()), float(low), float(high)
+    low, high = np.quantile(draws, [tail, 1.0 - tail])
+    return float(low), float(high)
 
 
 def _resampled_means(
