@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -183,9 +184,11 @@ def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:
     plans = [(rule["uses"], missing.intersection(rule["nearby"])) for rule in tools.values()]
     plans += [({}, {thing}) for thing in missing]
     for uses, built in plans:
-        for item in ITEMS:
-            needed = uses.get(item, 0) + sum(PLACE[thing]["uses"].get(item, 0) for thing in built)
-            takes[item] = max(takes[item], needed)
+        needed = Counter(uses)
+        for thing in built:
+            needed.update(PLACE[thing]["uses"])
+        for item, count in needed.items():
+            takes[item] = max(takes[item], count)
     return takes
 
 
