@@ -149,6 +149,46 @@ def test_the_bonus_by_hand():
     assert imagined.bonus(acted) < 2 * bonus < 0
 
 
+def test_the_bonus_takes_the_policy_that_was_scored():
+    calls = []
+    bonuses, gradients = [], []
+    for share in (False, True):
+        actor, _, imagined, td = parts(share_policy=share)
+        actor[0].register_forward_hook(lambda *_: calls.append(1))
+        acted = imagined(td.clone())
+        calls.clear()
+        scored = imagined.get_dist(acted.select(*imagined.in_keys)).logits
+        bonus = imagined.bonus(acted)
+        assert len(calls) == (1 if share else 2)
+        (bonus + scored[:, 0].mean()).backward()
+        bonuses.append(bonus.detach())
+        gradients.append([p.grad for p in actor.parameters()])
+        # It is taken once, and not at all after refresh().
+        other = acted.clone()
+        other["belief"] += 1.0
+        expected = parts()[2].bonus(other.clone())
+        torch.testing.assert_close(imagined.bonus(other.clone()), expected)
+        imagined.get_dist(acted.select(*imagined.in_keys))
+        imagined.refresh()
+        torch.testing.assert_close(imagined.bonus(other), expected)
+    torch.testing.assert_close(*bonuses)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_scoring_and_bonus_compile_without_a_graph_break():
+    _, _, imagined, td = parts(share_policy=True)
+    acted = imagined(td.clone()).detach()
+
+    def score(acted):
+        logits = imagined.get_dist(acted.select(*imagined.in_keys)).logits
+        return logits, imagined.bonus(acted)
+
+    found = torch.compile(score, fullgraph=True, backend="eager")(acted.clone())
+    torch.testing.assert_close(found, score(acted.clone()))
+    assert imagined._shared_policy is None
+
+
 def test_two_bonuses_before_one_gradient():
     _, _, imagined, td = parts(bandit=Trust(0.5))
     bonuses = []

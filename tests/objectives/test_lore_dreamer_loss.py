@@ -344,7 +344,8 @@ class TestCompile:
             assert loss.actor_loss.calibrator.counts.sum() > 0
 
     @pytest.mark.slow
-    def test_learner_step_breaks_no_more_often_than_stock(self):
+    @pytest.mark.parametrize("which", ["config", "imagination"])
+    def test_learner_step_breaks_no_more_often_than_stock(self, which):
         def graph_breaks(learner, sample):
             torch._dynamo.reset()
             counters.clear()
@@ -361,7 +362,12 @@ class TestCompile:
 
         small = tiny_config(imagination_horizon=1)
         stock = graph_breaks(tiny_learner(config=small), tiny_sample(mask=None))
-        lore = graph_breaks(tiny_learner(self.config, config=small), tiny_sample())
+        config = self.config
+        if which == "imagination":
+            weights = {"beta_imagine_max": 0.5, "imagine_bonus_weight": 0.1}
+            loss = replace(self.everything.loss, **weights)
+            config = replace(self.everything, loss=loss)
+        lore = graph_breaks(tiny_learner(config, config=small), tiny_sample())
         assert lore == stock
 
 

@@ -44,6 +44,9 @@ class ImaginationActor(TensorDictModuleBase):
             state. Default: ``None``, one.
         scored: Whether the loss scores the imagined actions by :meth:`get_dist`, as
             REINFORCE does: acting itself then keeps no graph. Default: ``False``.
+        share_policy: Whether the next :meth:`bonus` takes the actor's policy from
+            :meth:`get_dist`, on the same states, instead of running the actor once more.
+            Default: ``False``.
 
     Raises:
         ValueError: If ``beta_max`` is negative.
@@ -62,6 +65,7 @@ class ImaginationActor(TensorDictModuleBase):
         bandit: nn.Module | None = None,
         calibrator: nn.Module | None = None,
         scored: bool = False,
+        share_policy: bool = False,
     ):
         super().__init__()
         if not beta_max >= 0:
@@ -73,13 +77,16 @@ class ImaginationActor(TensorDictModuleBase):
         self.bandit = bandit
         self.calibrator = calibrator
         self.scored = scored
+        self.share_policy = share_policy
+        self._shared_policy: Tensor | None = None
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("trust", torch.ones(()), persistent=False)
         self.in_keys = [*actor.in_keys, keys.IMAGINED_PRIOR, keys.IMAGINED_WEIGHT]
         self.out_keys = [*actor.out_keys, *self.in_keys[-2:]]
 
     def refresh(self) -> None:
-        """Read the bandit's trust, once for a whole imagined rollout."""
+        """Read the bandit's trust, once for a whole imagined rollout; forget a shared policy."""
+        self._shared_policy = None
         if self.bandit is not None:
             self.trust.copy_(self.bandit.trust())
 
@@ -113,9 +120,13 @@ class ImaginationActor(TensorDictModuleBase):
         is positive. The gradient reaches the actor alone.
 
         Args:
-            imagined: Imagined trajectories, any batch shape.
+            imagined: Imagined trajectories, any batch shape; those that :meth:`get_dist` was
+                called with, where it shares its policy.
         """
-        policy = self.mixer.policy_of(self.actor.get_dist(imagined.select(*self.actor.in_keys)))
+        policy, self._shared_policy = self._shared_policy, None
+        if policy is None:
+            actor = self.actor.get_dist(imagined.select(*self.actor.in_keys))
+            policy = self.mixer.policy_of(actor)
         prior, weight = self._advice_of(imagined)
         expected = self.mixer.expected_log_prob(
             policy, self.mixer.as_policy(prior, policy.detach())
@@ -136,6 +147,8 @@ class ImaginationActor(TensorDictModuleBase):
         """
         distribution = self.actor.get_dist(tensordict)
         log_p = log_floor(distribution.logits.float())
+        if self.share_policy:
+            self._shared_policy = log_p
         mixed = self._mixed(log_p, self._advice_of(tensordict))
         return type(distribution)(logits=mixed)
 

@@ -240,6 +240,7 @@ class LoReActorLoss(LossModule):
                 bandit=bandit,
                 calibrator=calibrator,
                 scored=getattr(actor_loss, "use_reinforce", False),
+                share_policy=beta_imagine_max > 0 and imagine_bonus_weight > 0,
             )
         if beta_imagine_max:
             actor_loss.actor_model = self._imagination
