@@ -63,12 +63,13 @@ def is_ruled_out(log_p: Tensor) -> Tensor:
     return log_p <= _LEAST_LOG_PROB
 
 
-def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+def categorical_kl(log_p: Tensor, log_q: Tensor, dim: int = -1) -> Tensor:
     r"""Return :math:`\mathrm{KL}(p \| q)` in nats for normalised log-probabilities.
 
     Args:
         log_p: Normalised log-probabilities, shape ``[*B, A]``.
         log_q: Normalised log-probabilities, shape ``[*B, A]``.
+        dim: Where the actions are. Default: ``-1``.
 
     Returns:
         Divergence with shape ``[*B]``.
@@ -78,7 +79,7 @@ def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
         >>> categorical_kl(uniform, uniform)
         tensor(0.)
     """
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(dim)
 
 
 def clean_advice(
@@ -111,24 +112,26 @@ def clean_advice(
     return logits, weight, valid
 
 
-def mix_logits(log_p: Tensor, direction: Tensor, beta: Tensor) -> Tensor:
+def mix_logits(log_p: Tensor, direction: Tensor, beta: Tensor, dim: int = -1) -> Tensor:
     r"""Add advice to a policy: :math:`\log\mathrm{softmax}(\log p + \beta\, d)`.
 
     Args:
         log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
         direction: Tempered, centred, confidence-weighted advice, shape ``[*B, A]``.
         beta: Weight, broadcastable to ``[*B, 1]``.
+        dim: Where the actions are. Default: ``-1``.
     """
-    return torch.log_softmax(log_p + beta * direction, -1)
+    return torch.log_softmax(log_p + beta * direction, dim)
 
 
-def mix_probs(log_p: Tensor, log_prior: Tensor, gate: Tensor) -> Tensor:
+def mix_probs(log_p: Tensor, log_prior: Tensor, gate: Tensor, dim: int = -1) -> Tensor:
     r"""Mix two distributions: :math:`\log\left((1-g)\,p + g\,\rho\right)`.
 
     Args:
         log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
         log_prior: Normalised prior log-probabilities, shape ``[*B, A]``.
         gate: Weight in ``[0, 1]``, broadcastable to ``[*B, 1]``.
+        dim: As in :func:`mix_logits`. Each action is mixed by itself, wherever it is.
     """
     # Where the gate is shut the policy passes through untouched, to the bit.
     mixed = (1.0 - gate) * log_p.exp() + gate * log_prior.exp()
@@ -181,7 +184,7 @@ def largest_weight(
 
 
 def project_weight(
-    mix: Callable[[Tensor, Tensor, Tensor], Tensor],
+    mix: Callable[[Tensor, Tensor, Tensor, int], Tensor],
     log_p: Tensor,
     other: Tensor,
     weight: Tensor,
@@ -208,11 +211,12 @@ def project_weight(
     Returns:
         Weight with shape ``[*B, 1]``, as :func:`largest_weight` gives it.
     """
-    log_p = log_p.unsqueeze(-2)
-    other = other.unsqueeze(-2)
+    # Actions first: there a CPU is several times as fast.
+    log_p = log_p.movedim(-1, 0).contiguous().unsqueeze(-1)
+    other = other.movedim(-1, 0).contiguous().unsqueeze(-1)
 
     def divergence(candidates: Tensor) -> Tensor:
-        return categorical_kl(mix(log_p, other, candidates.unsqueeze(-1)), log_p)
+        return categorical_kl(mix(log_p, other, candidates, 0), log_p, 0)
 
     return largest_weight(divergence, weight, max_kl, num_points=num_points)
 
