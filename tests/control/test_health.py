@@ -89,6 +89,25 @@ def test_invalid_answers_are_counted_since_the_row_before():
     assert values == [0.0, 0.0, 0.0, 1.0, 0.0]
 
 
+def test_an_adviser_that_fails_until_no_call_is_left_is_told_at_once():
+    """There may be no row with calls after it: 98 calls fit between two rows."""
+    spent = {"advice/calls": 98.0, "advice/failed": 90.0, "advice/budget_left": 0.0}
+    watch = monitor()
+    metrics, findings = watch.observe(512, spent)
+    assert metrics["health/invalid_answers"] == 1.0 and "92%" in findings[0].message
+    assert watch.observe(1_024, spent)[0]["health/invalid_answers"] == 1.0
+    assert not monitor().observe(512, spent | {"advice/failed": 10.0})[1]
+    assert not monitor().observe(512, spent | {"advice/budget_left": 9.0})[1]
+
+
+@pytest.mark.parametrize(("last", "burning"), [(150.0, 1.0), (250.0, 0.0)])
+def test_a_budget_may_burn_between_two_rows(last, burning):
+    row = {"advice/calls": 98.0, "advice/budget_left": 0.0, "advice/last_call_step": last}
+    metrics, findings = monitor(budget_burn_share=0.02).observe(512, row)
+    assert metrics["health/budget_burn"] == burning
+    assert [f"by step {last:.0f} of 10,000" in f.message for f in findings] == [True] * int(burning)
+
+
 def test_calls_that_last_until_late_are_no_burning():
     watch = monitor(budget_burn_share=0.02)
     watch.observe(500, {"advice/calls": 9.0, "advice/budget_left": 1.0})

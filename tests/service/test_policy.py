@@ -92,11 +92,36 @@ def test_a_dry_spell_is_a_boundary_and_reward_ends_it():
     assert asked == [[], [], [0, 2], [], [1]]
 
 
+def test_the_latest_call_is_dated_in_environment_steps():
+    policy = make_policy(cooldown=Cooldown(steps=2 * ROWS))
+    dates = []
+    for _ in range(5):
+        step(policy)
+        dates.append(policy.stats()["last_call_step"] / ROWS)
+    assert dates == [1.0, 1.0, 3.0, 3.0, 5.0]
+    other = make_policy()
+    assert other.stats()["last_call_step"] == 0.0
+    other.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    assert other.stats()["last_call_step"] == 5.0 * ROWS
+    step(other)
+    assert other.stats()["last_call_step"] == 5.0 * ROWS
+    # A checkpoint of before knew no date.
+    state = policy.state_dict()
+    del state["step"], state["last_call_step"]
+    other.load_state_dict(state)
+    assert other.stats()["last_call_step"] == 0.0
+
+
 def test_no_call_without_budget():
     policy = make_policy(total=2, calls_per_step=3)
     assert len(step(policy)) == 2
     assert step(policy) == []
-    assert policy.stats() == {"calls": 2.0, "budget_left": 0.0, "cooldown_left": 0.0}
+    assert policy.stats() == {
+        "calls": 2.0,
+        "budget_left": 0.0,
+        "cooldown_left": 0.0,
+        "last_call_step": float(ROWS),
+    }
 
 
 steps_of_a_run = st.lists(

@@ -112,8 +112,8 @@ def test_switched_off_parts_leave_no_trace():
     policy = make_policy()
     policy.observe_result(0, ok=False)
     policy.observe_episode(0, 1.0, advised=True)
-    assert set(policy.state_dict()) == {"cooldown", "boundaries", "turn"}
-    assert set(policy.stats()) == {"calls", "budget_left", "cooldown_left"}
+    assert set(policy.state_dict()) == {"cooldown", "boundaries", "turn", "step", "last_call_step"}
+    assert set(policy.stats()) == {"calls", "budget_left", "cooldown_left", "last_call_step"}
 
 
 def test_an_older_state_leaves_new_parts_fresh():

@@ -48,8 +48,8 @@ class HealthMonitor:
     | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
     | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
     | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` | at once |
-    | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows |
-    | ``budget_burn`` | no call is left before ``budget_burn_share`` of the run | at once |
+    | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows, or at once if no call is left |
+    | ``budget_burn`` | no call is left, and the last was made before ``budget_burn_share`` of the run | at once |
     | ``nonfinite`` | a loss, or ``health/nonfinite_parameters``, is not finite or not 0 | at once |
 
     A row that lacks a check's metrics leaves that check as it was; so does
@@ -261,7 +261,8 @@ class HealthMonitor:
         return (
             f"{share:.0%} of the adviser's latest calls failed. advice/error_* tells of what; "
             "python examples/advise.py shows one question and its answer." * bad,
-            self.patience,
+            # There may be no row with calls any more.
+            1 if row.get("advice/budget_left") == 0 else self.patience,
         )
 
     def _budget_burn(self, step: int, row: Mapping[str, float]) -> tuple[str, int] | None:
@@ -270,7 +271,7 @@ class HealthMonitor:
             return None
         memory = self._memory
         if left == 0 and memory.spent_step is None:
-            memory.spent_step = step
+            memory.spent_step = int(row.get("advice/last_call_step", step))
         spent = self.total_steps if memory.spent_step is None else memory.spent_step
         bad = spent < self.budget_burn_share * self.total_steps
         return (

@@ -112,6 +112,8 @@ class CallPolicy:
         self.backoff = backoff
         self.failures = failures
         self._turn = 0
+        # Environment steps that have passed, and that had at the latest call.
+        self._step = self._last_call_step = 0
         self._lock = SharedLock()
 
     def choose(
@@ -183,9 +185,11 @@ class CallPolicy:
 
     def _pass(self, moved: int, steps: int | None, successes: Sequence[bool] | None) -> None:
         """Let the clocks of all pauses go on."""
+        steps = moved if steps is None else steps
+        self._step += steps
         for pause in (self.cooldown, self.rate, self.failures):
             if pause is not None:
-                pause.advance(moved if steps is None else steps)
+                pause.advance(steps)
         if successes is not None and any(successes):
             self.cooldown.success()
 
@@ -224,6 +228,7 @@ class CallPolicy:
         chosen = [int(row) for row in eligible[:most]]
         if chosen:
             self._turn = (chosen[-1] + 1) % rows
+            self._last_call_step = self._step
             self.cooldown.start(1 if self.backoff is None else self.backoff.factor)
             if self.rate is not None:
                 self.rate.take(len(chosen))
@@ -270,9 +275,9 @@ class CallPolicy:
                 self.backoff.observe(ret, advised=advised)
 
     def stats(self) -> dict[str, float]:
-        """Return ``calls`` spent, ``budget_left`` and ``cooldown_left`` (environment steps).
+        """Return ``calls`` spent, ``budget_left``, ``cooldown_left`` and ``last_call_step``.
 
-        And of what is switched on: ``rate_left`` (calls), ``failure_pause_left``
+        The last two in environment steps, the latter 0 before the first call. And of what is switched on: ``rate_left`` (calls), ``failure_pause_left``
         (environment steps), ``backoff_factor``.
         """
         with self._lock:
@@ -280,6 +285,7 @@ class CallPolicy:
                 "calls": float(self.budget.spent),
                 "budget_left": float(self.budget.remaining),
                 "cooldown_left": float(self.cooldown.left),
+                "last_call_step": float(self._last_call_step),
             }
             if self.rate is not None:
                 stats["rate_left"] = float(self.rate.left)
@@ -306,7 +312,8 @@ class CallPolicy:
         """Return the progress of the parts. The budget, which others share, keeps its own."""
         with self._lock:
             state = {name: part.state_dict() for name, part in self._parts().items()}
-            return {**state, "turn": self._turn}
+            clock = {"step": self._step, "last_call_step": self._last_call_step}
+            return {**state, "turn": self._turn, **clock}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the progress of the parts.
@@ -320,3 +327,5 @@ class CallPolicy:
                 if name in state:
                     part.load_state_dict(state[name])
             self._turn = int(state["turn"])
+            self._step = int(state.get("step", 0))
+            self._last_call_step = int(state.get("last_call_step", 0))
