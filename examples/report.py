@@ -6,6 +6,7 @@ Examples::
     python examples/report.py entity/project --wandb --baseline stock
     python examples/report.py docs/data/competence.csv --baseline stock --every 2
     python examples/report.py outputs/study/method --baseline stock --metric eval/return
+    python examples/report.py outputs/sweep --by lore.gate.tau lore.gate.kappa
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from lore_torchrl.experiments.summary import Study
 def main() -> None:
     """Read, report, and print where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", help="folder of a study, curves.csv, or with --wandb a project")
+    parser.add_argument("source", help="folder of runs, curves.csv, or with --wandb a project")
     parser.add_argument("--wandb", action="store_true", help="source is entity/project")
     parser.add_argument("--baseline", help="method that the others are compared with")
     parser.add_argument(
         "--metric", default="eval/success", help="what they are compared by (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        default=(),
+        metavar="SETTING",
+        help="name runs outside studies by these (default: by the settings in which they differ)",
     )
     parser.add_argument("--title")
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
@@ -33,11 +41,11 @@ def main() -> None:
     args = parser.parse_args()
     source = Path(args.source)
     if args.wandb:
-        records, beside = read_wandb(args.source), Path("outputs")
+        records, beside = read_wandb(args.source, by=args.by), Path("outputs")
     elif source.suffix == ".csv":
         records, beside = read_csv(source), source.parent
     else:
-        records, beside = read_folder(source), source
+        records, beside = read_folder(source, by=args.by), source
     page = write_report(
         args.output or beside / "report",
         Study(records, args.baseline, metric=args.metric),

@@ -17,6 +17,11 @@ with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
         file.write(json.dumps({"step": step, "eval/success": value * step / 200}) + "\\n")
     row = {"step": 200, "advice/calls": 7, "threads": os.environ["OMP_NUM_THREADS"]}
     file.write(json.dumps(row) + "\\n")
+if "SLEEP" in os.environ:
+    import time
+    open(os.path.join(given["output_dir"], "pid"), "w").write(str(os.getpid()))
+    open(os.path.join(given["output_dir"], "began"), "a").write(" ".join(sys.argv[1:]) + "\\n")
+    time.sleep(float(os.environ["SLEEP"]))
 cut = os.environ.get("CUT")
 if cut:
     with open(os.path.join(given["output_dir"], "stopped.json"), "w") as file:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from lore_torchrl.experiments import (
     write_csv,
     write_report,
 )
-from lore_torchrl.experiments.figures import _color
+from lore_torchrl.experiments.figures import _color, save_figures
 from lore_torchrl.experiments.summary import sources
 
 
@@ -181,7 +182,18 @@ def test_a_folder_without_finished_runs_is_refused(tmp_path):
         read_folder(tmp_path)
 
 
-def wandb_run(group, seed, state="finished", total_steps=200):
+def settings(seed, *, total_steps=200, env="Empty", lore=True, tau=0.5):
+    return {
+        "seed": seed,
+        "total_steps": total_steps,
+        "output_dir": f"runs/{tau}-{seed}",
+        "env": {"id": env, "num_envs": 4},
+        "lore": {"enabled": lore, "gate": {"tau": tau, "kappa": 4.0}},
+        "logger": {"group": None},
+    }
+
+
+def wandb_run(group, seed, state="finished", total_steps=200, **kwargs):
     # As TorchRL's logger writes it, once with one scalar a row, as runs of old did.
     history = [
         {"_step": 0, "eval/success": 0.5, "eval/step": 100, "_timestamp": 1.0},
@@ -193,7 +205,8 @@ def wandb_run(group, seed, state="finished", total_steps=200):
     return SimpleNamespace(
         group=group,
         state=state,
-        config={"seed": seed, "total_steps": total_steps},
+        id=f"id{seed}",
+        config=settings(seed, total_steps=total_steps, **kwargs),
         summary={"_runtime": 60.0},
         scan_history=lambda: iter(history),
     )
@@ -206,8 +219,10 @@ def test_runs_come_from_wandb_by_their_group():
         wandb_run("doorkey5x5: LoRe", 2, state="crashed"),
         # Stopped by a signal: W&B calls that finished.
         wandb_run("doorkey5x5: LoRe", 4, total_steps=300),
-        wandb_run(None, 3),
     ]
+    other = wandb_run(None, 3)
+    other.config = {"seed": 3}
+    found.append(other)
     records = read_wandb("someone/project", lambda project: found)
     assert [(r.experiment, r.method, r.seed) for r in records] == [
         ("doorkey5x5", "LoRe", 0),
@@ -217,8 +232,104 @@ def test_runs_come_from_wandb_by_their_group():
         {"step": 100, "eval/success": 0.5, "advice/calls": 3},
         {"step": 200, "eval/success": 0.75, "advice/calls": 4, "lore/kl": 0.5},
     ]
-    with pytest.raises(ValueError, match="group"):
-        read_wandb("someone/project", lambda project: [wandb_run(None, 0)])
+    with pytest.raises(ValueError, match="no finished run of this package"):
+        read_wandb("someone/project", lambda project: [other])
+
+
+def test_runs_of_a_sweep_come_from_wandb_by_what_differs():
+    found = [wandb_run(None, seed, tau=tau) for tau in (0.5, 0.7) for seed in range(2)]
+    found.append(wandb_run("a sweep", 0, lore=False))
+    records = read_wandb("someone/project", lambda project: found)
+    assert [(r.experiment, r.method, r.seed) for r in records] == [
+        ("Empty", "lore.gate.tau=0.5", 0),
+        ("Empty", "lore.gate.tau=0.5", 1),
+        ("Empty", "lore.gate.tau=0.7", 0),
+        ("Empty", "lore.gate.tau=0.7", 1),
+        ("Empty", "stock", 0),
+    ]
+    by = read_wandb("someone/project", lambda project: found[:2], by=["lore.gate.kappa"])
+    assert {record.method for record in by} == {"lore.gate.kappa=4.0"}
+    with pytest.raises(ValueError, match=r"id0 and .*id0 are both Empty, LoRe, seed 0"):
+        read_wandb("someone/project", lambda project: [found[0], found[0]])
+    with pytest.raises(ValueError, match=r"id0 has no setting 'tau'"):
+        read_wandb("someone/project", lambda project: found, by=["tau"])
+
+
+def test_runs_outside_studies_come_from_their_folders(tmp_path):
+    def run(name, last, **kwargs):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(settings(**kwargs)))
+        rows = [{"step": 100, "eval/success": 0.5}, {"step": last, "time/elapsed_s": 9.0}]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+
+    run("one", 224, seed=0)
+    run("two", 200, seed=1)
+    run("other room", 200, seed=0, env="DoorKey", tau=0.7)
+    run("stock", 200, seed=0, lore=False, tau=0.9)
+    run("cut off", 192, seed=2)
+    records = read_folder(tmp_path)
+    assert [(r.experiment, r.method, r.seed, r.seconds) for r in records] == [
+        ("DoorKey", "LoRe", 0, 9.0),
+        ("Empty", "LoRe", 0, 9.0),
+        ("Empty", "LoRe", 1, 9.0),
+        ("Empty", "stock", 0, 9.0),
+    ]
+    run("third", 200, seed=0, tau=0.6)
+    methods = [r.method for r in read_folder(tmp_path) if r.experiment == "Empty"]
+    assert methods == ["lore.gate.tau=0.5"] * 2 + ["lore.gate.tau=0.6", "stock"]
+
+
+def test_the_metric_of_a_report_is_in_its_csv(tmp_path):
+    runs = [Record("e", "m", 0, [{"step": 100, "train/return": 3.5, "loss/actor": 1.0}])]
+    page = write_report(tmp_path, Study(runs, metric="train/return"), title="t", command=[])
+    assert page.exists()
+    again = read_csv(tmp_path / "curves.csv")
+    assert again[0].rows == [{"step": 100, "train/return": 3.5}]
+    assert (
+        Study(again, metric="train/return").tables() == Study(runs, metric="train/return").tables()
+    )
+
+
+@pytest.mark.parametrize(("methods", "experiments"), [(6, 1), (18, 1), (2, 3)])
+def test_legends_lie_inside_their_figures(methods, experiments, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    found = Study(
+        [
+            record(f"experiment {e}", f"with a part of {m}", success=(0.1, 0.2), calls=(5, 9))
+            for e in range(experiments)
+            for m in range(methods)
+        ]
+    )
+    seen = []
+
+    def save(figure, path, **_):
+        figure.draw_without_rendering()
+        box, frame = figure.legends[0].get_window_extent(), figure.bbox
+        plot = figure.axes[0].get_window_extent()
+        inside = box.x0 >= 0 and box.x1 <= frame.x1 and box.y0 >= 0
+        seen.append((Path(path).name, inside and plot.height > 100 and box.y1 < plot.y0))
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    save_figures(tmp_path, found)
+    assert len(seen) == 8 and all(fits for _, fits in seen), seen
+
+
+def test_marks_of_several_experiments_are_named(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    named, limits = {}, {}
+
+    def save(figure, path, **_):
+        named[Path(path).stem] = [text.get_text() for text in figure.legends[0].get_texts()]
+        limits[Path(path).stem] = figure.axes[0].get_xlim()
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    save_figures(tmp_path, Study([record("e", calls=(5, 9)), record("f", calls=(5, 90))]))
+    assert named["calls"] == ["m", "e", "f"] and named["curves"] == ["m"]
+    # No negative calls, and no mark on the edge.
+    assert -1 < limits["calls"][0] < 0 and limits["calls"][1] > 90
 
 
 def test_a_study_runs_reports_and_goes_on(tmp_path, script, monkeypatch):

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +39,8 @@ def test_a_run_knows_what_it_is(tmp_path, script):
     about = json.loads((job.folder / "run.json").read_text())
     assert (about["experiment"], about["method"], about["seed"]) == ("e", "m -1", 0)
     assert about["overrides"] == ["experiment=e", "value=0.5", "seed=0"]
-    assert json.loads((job.folder / "done").read_text())["seconds"] >= 0
+    facts = json.loads((job.folder / "done").read_text())
+    assert facts["seconds"] >= 0 and f"{os.cpu_count()} cores" in facts["machine"]
 
 
 def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, monkeypatch):
@@ -88,6 +94,83 @@ def test_a_run_that_a_signal_ends_is_named_and_begins_anew(tmp_path, script, mon
     assert "e, m, seed 0 was cut off" in error and job.state == "open"
     monkeypatch.delenv("CUT")
     assert run_jobs([job], script=script, processes=1) == [] and job.state == "done"
+
+
+STUDY = """
+import sys
+from pathlib import Path
+from lore_torchrl.experiments.runs import make_jobs, run_jobs
+
+out, script = map(Path, sys.argv[1:])
+jobs = make_jobs(out, ["e"], {"m": []}, seeds=3)
+sys.exit("; ".join(run_jobs(jobs, script=script, processes=1)) or 0)
+"""
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} does not come"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, signum):
+    """Two processes must never write to one run's folder."""
+    out = tmp_path / "out"
+    first, second, _ = (run_folder(out, "e", "m", seed) for seed in range(3))
+    with subprocess.Popen(
+        [sys.executable, "-c", STUDY, out, script], env={**os.environ, "SLEEP": "60"}
+    ) as study:
+        wait_for(first / "began")
+        (job,) = make_jobs(out, ["e"], {"m": []}, seeds=1)
+        assert "still made by another process" in run_jobs([job], script=script, processes=1)[0]
+        study.send_signal(signum)
+        code = study.wait(30)
+    assert code == (-signum if signum == signal.SIGKILL else 128 + signum)
+    assert not second.exists(), "nothing was begun after it"
+    if signum == signal.SIGKILL:
+        # The run goes on, alone.
+        assert "still made by another process" in run_jobs([job], script=script, processes=1)[0]
+        pid = (first / "pid").read_text()
+        assert f"process {pid} on " in run_jobs([job], script=script, processes=1)[0]
+        os.kill(int(pid), signal.SIGKILL)
+        until = time.monotonic() + 60
+        while found := run_jobs([job], script=script, processes=1):
+            assert "still made" in found[0] and time.monotonic() < until
+            time.sleep(0.05)
+    else:
+        assert run_jobs([job], script=script, processes=1) == []
+    assert job.state == "done"
+
+
+def test_a_cut_run_goes_on_from_its_checkpoint(tmp_path, script, monkeypatch):
+    monkeypatch.setenv("SLEEP", "0")
+
+    def cut_off(*overrides):
+        (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1, overrides=overrides)
+        monkeypatch.setenv("CUT", "SIGINT")
+        run_jobs([job], script=script, processes=1)
+        monkeypatch.delenv("CUT")
+        assert job.state == "open"
+        return job
+
+    def began(job):
+        return (job.folder / "began").read_text().splitlines()[-1].split()
+
+    job = cut_off("checkpoint_interval=100")
+    words = began(job)
+    # There are none unless the user says so, and the user's word counts.
+    assert words.index("checkpoint_interval=null") < words.index("checkpoint_interval=100")
+    assert not any(word.startswith("resume=") for word in words)
+    (job.folder / "checkpoints" / "checkpoint-100").mkdir(parents=True)
+    assert run_jobs([job], script=script, processes=1) == []
+    assert f"resume={job.folder}" in began(job)
+    assert json.loads((job.folder / "done").read_text())["seconds"] is None
+    # With other settings it is another run.
+    (job.folder / "done").unlink()
+    other = cut_off("checkpoint_interval=200")
+    assert f"resume={job.folder}" not in began(other)
 
 
 def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script, monkeypatch):

@@ -93,13 +93,22 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
 
 
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Name what is drawn below the axes, in as many columns as the figure is wide enough for."""
     labels: dict[str, object] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
-    figure.legend(
-        labels.values(), labels, loc="outside lower center", ncols=min(4, max(1, len(labels)))
-    )
+    for columns in range(min(6, len(labels)), 0, -1):
+        legend = figure.legend(
+            labels.values(), labels, loc="outside lower center", ncols=columns, fontsize=9
+        )
+        width = legend.get_window_extent().width
+        if width <= 0.98 * figure.bbox.width or columns == 1:
+            # Below the axes there must be room for its rows.
+            height = legend.get_window_extent().height / figure.dpi
+            figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + height)
+            return
+        legend.remove()
 
 
 def _limits(study: Study) -> tuple[float, float] | None:
@@ -108,7 +117,7 @@ def _limits(study: Study) -> tuple[float, float] | None:
 
 
 def _curves(figure: Figure, study: Study) -> None:
-    figure.set_size_inches(4.6 * len(study.experiments), 3.9)
+    figure.set_size_inches(4.6 * len(study.experiments), 3.6)
     axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
     for each, experiment in zip(axes, study.experiments, strict=True):
         _band(each, study, experiment, study.metric)
@@ -119,7 +128,7 @@ def _curves(figure: Figure, study: Study) -> None:
 
 def _over_time(figure: Figure, study: Study) -> None:
     shown = ((study.metric, study.label), *_OVER_TIME)
-    figure.set_size_inches(4.0 * len(shown), 3.2 * len(study.experiments) + 0.6)
+    figure.set_size_inches(4.0 * len(shown), 3.2 * len(study.experiments))
     grid = figure.subplots(len(study.experiments), len(shown), squeeze=False)
     for line, experiment in zip(grid, study.experiments, strict=True):
         for axes, (metric, title) in zip(line, shown, strict=True):
@@ -131,7 +140,7 @@ def _over_time(figure: Figure, study: Study) -> None:
 def _calls(figure: Figure, study: Study) -> None:
     priced = any((record.last("advice/cost") or 0.0) > 0 for record in study.records)
     columns = ["advice/calls", "advice/cost"] if priced else ["advice/calls"]
-    figure.set_size_inches(5.0 * len(columns), 3.9)
+    figure.set_size_inches(5.0 * len(columns), 3.6)
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     markers = "osD^vP*X"
     for each, metric in zip(axes, columns, strict=True):
@@ -146,18 +155,28 @@ def _calls(figure: Figure, study: Study) -> None:
                     heights,
                     color=_color(number),
                     marker=markers[kind % len(markers)],
-                    label=method,
                     alpha=0.8,
+                    clip_on=False,
                 )
         unit = "adviser calls in all" if metric == "advice/calls" else "cost of the advice in all"
         each.set(xlabel=unit, ylabel="mean height of the curve", ylim=_limits(study))
         each.set_xscale("symlog")
+        # The linear part of the axis ends at 1: no tick below 0.
+        most = max((record.last(metric) or 0.0 for record in study.records), default=0.0)
+        each.set_xlim(-0.5, 2.0 * max(1.0, most))
         each.grid(alpha=0.3)
+    for number, method in enumerate(study.methods):
+        axes[0].scatter([], [], color=_color(number), label=method)
+    if len(study.experiments) > 1:
+        for kind, experiment in enumerate(study.experiments):
+            axes[0].scatter(
+                [], [], color="grey", marker=markers[kind % len(markers)], label=experiment
+            )
     _legend(figure, axes)
 
 
 def _profile(figure: Figure, study: Study) -> None:
-    figure.set_size_inches(5.0, 3.9)
+    figure.set_size_inches(5.0, 3.6)
     axes = figure.subplots()
     scores = [study.heights(name, method) for name in study.experiments for method in study.methods]
     known = np.concatenate(scores)

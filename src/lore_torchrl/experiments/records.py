@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ CURVES = (
 )
 
 
+# The other columns of a CSV file.
+_ABOUT = ("experiment", "method", "seed", "seconds", "step")
+
+
 @dataclass(frozen=True)
 class Record:
     """One run.
@@ -43,6 +48,7 @@ class Record:
         seed: Its seed.
         rows: Its metrics, each with ``step``, as in ``metrics.jsonl``.
         seconds: How long it took, ``None`` where that is not known.
+        machine: What it ran on, in words, ``None`` where that is not known.
     """
 
     experiment: str
@@ -50,6 +56,7 @@ class Record:
     seed: int
     rows: list[dict[str, float]] = field(repr=False)
     seconds: float | None = None
+    machine: str | None = None
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""
@@ -67,49 +74,151 @@ class Record:
         return float(values[-1]) if len(values) else None
 
 
-def read_folder(base: str | Path) -> list[Record]:
+@dataclass(frozen=True)
+class _Run:
+    """A run that is of no study: its configuration tells what it is."""
+
+    where: str
+    config: Mapping[str, Any]
+    rows: list[dict[str, float]]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.rows) and self.rows[-1]["step"] >= self.config["total_steps"]
+
+
+# What the configuration of a run of this package has, whatever its version.
+_OURS = {"seed", "total_steps", "env"}
+# Settings that make no other method of a run.
+_NO_METHOD = re.compile(
+    r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
+    r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
+)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return settings by their dotted names, as Hydra writes them."""
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def _records_of(runs: Sequence[_Run], by: Sequence[str]) -> list[Record]:
+    """Name runs by their environment and the settings in which they differ."""
+    records: dict[tuple[str, str, int], tuple[Record, str]] = {}
+    settings = [_flat(run.config) for run in runs]
+    for run, own in zip(runs, settings, strict=True):
+        advised, env = own.get("lore.enabled") != "false", own["env.id"]
+        unknown = [name for name in by if name not in own]
+        if unknown:
+            raise ValueError(f"{run.where} has no setting {unknown[0]!r} to name its method by.")
+        like = [
+            other
+            for other in settings
+            if other["env.id"] == env and (other.get("lore.enabled") != "false") == advised
+        ]
+        # Without advice its settings make no difference.
+        names = [
+            name
+            for name in by or sorted(own)
+            if (by or any(other.get(name) != own[name] for other in like))
+            and not _NO_METHOD.match(name)
+            and (advised or not name.startswith(("lore.", "advisor.")))
+        ]
+        words = [f"{name}={own[name]}" for name in names]
+        if not (advised and words):
+            words.insert(0, "LoRe" if advised else "stock")
+        method = ", ".join(words)
+        key = env, method, int(run.config["seed"])
+        if key in records:
+            raise ValueError(
+                f"{run.where} and {records[key][1]} are both {env}, {method}, seed {key[2]}: "
+                "leave one of them out."
+            )
+        seconds = Record(*key, run.rows).last("time/elapsed_s")
+        records[key] = Record(*key, run.rows, seconds), run.where
+    return [record for record, _ in records.values()]
+
+
+def _ordered(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: (record.experiment, record.method, record.seed))
+
+
+def read_folder(base: str | Path, *, by: Sequence[str] = ()) -> list[Record]:
     """Read the finished runs below a folder, in the order of experiment, method, seed.
 
+    A run of a study knows what it is. Any other, of ``examples/train.py`` or a sweep, is named
+    by its environment, and by the settings in which the runs there differ, or is ``LoRe`` or
+    ``stock`` where they do not.
+
     Args:
-        base: Folder of a study, or of several.
+        base: Folder of a study, of several, or of other runs.
+
+    Keyword Args:
+        by: Settings to name runs outside studies by, such as ``lore.gate.tau``.
+            Default: those in which they differ.
 
     Raises:
         FileNotFoundError: If there is no finished run below it.
+        ValueError: If two runs have one name and seed, or one lacks a setting of ``by``.
     """
-    records = []
+    records, others = [], []
     for path in sorted(Path(base).glob("**/run.json")):
         done = path.parent / "done"
         if done.exists():
             about = json.loads(path.read_text())
-            seconds = json.loads(done.read_text() or "{}").get("seconds")
+            facts = json.loads(done.read_text() or "{}")
             records.append(
                 Record(
                     about["experiment"],
                     about["method"],
                     int(about["seed"]),
                     read_metrics(path.parent),
-                    seconds,
+                    facts.get("seconds"),
+                    facts.get("machine"),
                 )
             )
+    for path in sorted(Path(base).glob("**/config.json")):
+        folder = path.parent
+        if (folder / "metrics.jsonl").exists() and not (folder / "run.json").exists():
+            run = _Run(str(folder), json.loads(path.read_text()), read_metrics(folder))
+            if set(run.config) >= _OURS and run.finished:
+                others.append(run)
+    records += _records_of(others, by)
     if not records:
         raise FileNotFoundError(
-            f"No finished run below {base}: run examples/study.py first, or name its output."
+            f"No finished run below {base}: run examples/study.py or examples/train.py first, or "
+            "name its output."
         )
-    return sorted(records, key=lambda record: (record.experiment, record.method, record.seed))
+    return _ordered(records)
 
 
-def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None) -> list[Record]:
-    """Read the finished runs of a W&B project, whose group names experiment and method.
+def read_wandb(
+    project: str,
+    runs: Callable[[str], Iterable[Any]] | None = None,
+    *,
+    by: Sequence[str] = (),
+) -> list[Record]:
+    """Read the finished runs of a W&B project.
 
-    A run that was stopped before its last step is finished for W&B, and left out here.
+    The group of a study's run names experiment and method; others, such as a sweep's, are
+    named as by :func:`read_folder`. A run that was stopped before its last step is finished
+    for W&B, and left out here.
 
     Args:
         project: ``entity/project``.
         runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
 
+    Keyword Args:
+        by: As of :func:`read_folder`. Default: settings in which the runs differ.
+
     Raises:
         ImportError: If W&B is not installed.
-        ValueError: If the project has no finished run of a study.
+        ValueError: If the project has no finished run, or two have one name and seed.
     """
     if runs is None:
         try:
@@ -119,10 +228,10 @@ def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None)
                 "Reading W&B needs wandb: pip install 'lore-torchrl[wandb]'."
             ) from err
         runs = wandb.Api().runs
-    records = []
+    records, others = [], []
     for run in runs(project):
         experiment, separator, method = str(run.group or "").partition(": ")
-        if run.state == "finished" and separator:
+        if run.state == "finished" and set(run.config) >= _OURS:
             rows: dict[int, dict[str, float]] = {}
             for found in run.scan_history():
                 values = {
@@ -139,7 +248,11 @@ def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None)
                         {name: value for name, value in values.items() if name not in names}
                     )
             ordered = [rows[step] for step in sorted(rows)]
-            if not ordered or ordered[-1]["step"] < run.config["total_steps"]:
+            found = _Run(f"{project}, run {run.id}", run.config, ordered)
+            if not found.finished:
+                continue
+            if not separator:
+                others.append(found)
                 continue
             records.append(
                 Record(
@@ -150,27 +263,31 @@ def read_wandb(project: str, runs: Callable[[str], Iterable[Any]] | None = None)
                     run.summary.get("_runtime"),
                 )
             )
+    records += _records_of(others, by)
     if not records:
         raise ValueError(
-            f"{project} has no finished run whose group reads 'experiment: method', as "
-            "examples/study.py names it."
+            f"{project} has no finished run of this package: run examples/study.py, or "
+            "examples/train.py, with logger=wandb first."
         )
-    return sorted(records, key=lambda record: (record.experiment, record.method, record.seed))
+    return _ordered(records)
 
 
-def write_csv(path: str | Path, records: Sequence[Record]) -> None:
+def write_csv(path: str | Path, records: Sequence[Record], *, also: Sequence[str] = ()) -> None:
     """Write the curves of some runs, one line a logged step.
 
     Args:
         path: The file.
         records: The runs.
+
+    Keyword Args:
+        also: Metrics to keep beside :data:`CURVES` and all of held-out episodes. Default: none.
     """
     with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
         logged = {name for record in records for row in record.rows for name in row}
         held_out = {name for name in logged if name.startswith("eval/")}
-        names = [*CURVES, *sorted(held_out - {*CURVES})]
-        writer.writerow(["experiment", "method", "seed", "seconds", "step", *names])
+        names = [*CURVES, *sorted({*held_out, *also} - {*CURVES})]
+        writer.writerow([*_ABOUT, *names])
         for record in records:
             for row in record.rows:
                 values = ["" if name not in row else f"{row[name]:.6g}" for name in names]
@@ -190,11 +307,7 @@ def read_csv(path: str | Path) -> list[Record]:
         for line in csv.DictReader(file):
             key = line["experiment"], line["method"], int(line["seed"])
             rows, _ = runs.setdefault(key, ([], line["seconds"]))
-            row = {
-                name: float(text)
-                for name, text in line.items()
-                if text and (name in CURVES or name.startswith("eval/"))
-            }
+            row = {name: float(text) for name, text in line.items() if text and name not in _ABOUT}
             rows.append({"step": int(line["step"]), **row})
     return [
         Record(*key, rows, float(seconds) if seconds else None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import os
-import platform
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lore_torchrl.experiments.figures import save_figures
+from lore_torchrl.experiments.machine import describe_machine
 from lore_torchrl.experiments.records import write_csv
 from lore_torchrl.experiments.summary import Study, Table
 
@@ -58,7 +57,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     tables = study.tables(every)
     figures = save_figures(folder, study)
-    write_csv(folder / "curves.csv", study.records)
+    write_csv(folder / "curves.csv", study.records, also=(study.metric,))
     notes = _notes(study, command)
     text = "\n".join(table.markdown() for table in tables)
     (folder / "tables.md").write_text(f"# {title}\n\n{text}\n" + "\n".join(notes) + "\n")
@@ -73,10 +72,12 @@ def _notes(study: Study, command: Sequence[str]) -> list[str]:
     notes = [f"{len(study.records)} runs, {count} seeds of each method."]
     times = [record.seconds for record in study.records if record.seconds is not None]
     if times:
-        notes.append(f"{sum(times) / 3600:.1f} hours of runs, one CPU thread each.")
-    versions = f"Python {platform.python_version()}"
-    machine = f"{os.cpu_count()} cores of {platform.machine()}, {platform.system()}"
-    notes.append(f"Reported on {machine}, {versions}.")
+        notes.append(f"{sum(times) / 3600:.1f} hours of runs.")
+    machines = sorted({record.machine for record in study.records if record.machine})
+    if machines:
+        notes.append(f"Run on {'; '.join(machines)}, one CPU thread each.")
+    else:
+        notes.append(f"Reported on {describe_machine()}.")
     if command:
         notes.append(f"Command: `{shlex.join(command)}`")
     return notes

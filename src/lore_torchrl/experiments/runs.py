@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+from lore_torchrl.experiments.machine import describe_machine
 
 #: Exit codes of a run that a signal ended: in the midst of things, or after its round.
 _CUT = {code for s in (signal.SIGINT, signal.SIGTERM) for code in (-s, 128 + s)}
@@ -38,6 +45,11 @@ class Job:
     method: str
     seed: int
     overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.experiment}, {self.method}, seed {self.seed}"
 
     @property
     def state(self) -> str:
@@ -111,8 +123,10 @@ def run_jobs(
 ) -> list[str]:
     """Run what is open, each run with one CPU thread.
 
-    A run that was cut off, by Ctrl-C or SIGTERM, is named and begins anew the next time. What
-    has failed before is named and left, unless ``retry``.
+    A run that was cut off, by Ctrl-C or SIGTERM, is named; the next time it goes on from its
+    last checkpoint, if its overrides set ``checkpoint_interval``, or else begins anew. Ctrl-C
+    and SIGTERM end the runs under way too. What has failed before is named and left, unless
+    ``retry``. A run that another process is still making, here or elsewhere, is named and left.
 
     Args:
         jobs: The runs.
@@ -123,8 +137,8 @@ def run_jobs(
         retry: Whether to run once more what has failed. Default: ``False``.
 
     Returns:
-        One line for each run that failed, now or before, or was cut off, with the place of
-        its log.
+        One line for each run that failed, now or before, was cut off, or is made elsewhere,
+        with the place of its log.
 
     Raises:
         ValueError: If what is kept in a folder was run with other overrides than asked for.
@@ -132,9 +146,45 @@ def run_jobs(
     for job in jobs:
         if job.state == "done" or (job.state == "failed" and not retry):
             _check_same(job)
-    with ThreadPoolExecutor(processes) as pool:
-        errors = pool.map(lambda job: _run(job, script, retry), jobs)
+    running: set[subprocess.Popen] = set()
+    with _ending(running), ThreadPoolExecutor(processes) as pool:
+        errors = pool.map(lambda job: _run(job, script, retry, running), jobs)
         return [error for error in errors if error]
+
+
+@contextmanager
+def _ending(running: set[subprocess.Popen]) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the runs under way, which nobody would wait for."""
+
+    def stop(signum: int, _frame: object) -> None:
+        for process in list(running):
+            process.terminate()
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    # Only the main thread may set one; elsewhere whoever has it decides.
+    chosen = (signal.SIGINT, signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    previous = {s: signal.signal(s, stop) for s in chosen} if main else {}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[IO[str] | None]:
+    """Keep a run's folder from any other process; ``None`` if one has it.
+
+    The run inherits the lock: should it outlive this process, the folder stays its own.
+    """
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield file
 
 
 def _check_same(job: Job) -> None:
@@ -154,8 +204,29 @@ def _check_same(job: Job) -> None:
         )
 
 
-def _run(job: Job, script: Path, retry: bool) -> str | None:
-    name = f"{job.experiment}, {job.method}, seed {job.seed}"
+def _can_go_on(job: Job) -> bool:
+    """Whether what was cut off had the same settings, and has left a checkpoint."""
+    about = job.folder / "run.json"
+    if not about.exists() or not any((job.folder / "checkpoints").glob("checkpoint-*")):
+        return False
+    return json.loads(about.read_text()).get("overrides") == list(job.overrides)
+
+
+def _run(job: Job, script: Path, retry: bool, running: set[subprocess.Popen]) -> str | None:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with _claimed(job.folder) as lock:
+        if lock is None:
+            return (
+                f"{job.name} is still made by another process: {job.folder / 'log.txt'} (wait "
+                f"for process {(job.folder / 'lock').read_text() or 'now beginning'}, or end it)"
+            )
+        return _run_claimed(job, script, retry, running, lock)
+
+
+def _run_claimed(
+    job: Job, script: Path, retry: bool, running: set[subprocess.Popen], lock: IO[str]
+) -> str | None:
+    name = job.name
     failed = f"{name} failed: {job.folder / 'log.txt'}"
     if job.state == "done":
         return None
@@ -163,30 +234,40 @@ def _run(job: Job, script: Path, retry: bool) -> str | None:
         if not retry:
             return f"{failed} (retry=true runs it again)"
         (job.folder / "failed").unlink()
-    job.folder.mkdir(parents=True, exist_ok=True)
+        resumed = []
+    else:
+        resumed = [f"resume={job.folder}"] if _can_go_on(job) else []
     # Left by the run, if it ended before its last step.
     stopped = job.folder / "stopped.json"
     stopped.unlink(missing_ok=True)
     about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
     (job.folder / "run.json").write_text(json.dumps(about, indent=2))
     command = [
-        *(sys.executable, str(script), *job.overrides),
+        *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
         *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
-        *("logger.progress_bar=false", "checkpoint_interval=null"),
+        "logger.progress_bar=false",
         f"logger.group='{job.experiment}: {job.method}'",
     ]
     began = time.time()
-    with (job.folder / "log.txt").open("w") as log:
-        code = subprocess.run(
+    with (job.folder / "log.txt").open("a" if resumed else "w") as log:
+        process = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        ).returncode
+            pass_fds=[lock.fileno()],
+        )
+        running.add(process)
+        lock.truncate(0)
+        lock.write(f"{process.pid} on {platform.node()}")
+        lock.flush()
+        code = process.wait()
+        running.discard(process)
     if code in _CUT:
-        return f"{name} was cut off: {job.folder / 'log.txt'} (the same command begins it anew)"
-    facts = {"code": code, "seconds": round(time.time() - began, 1)}
+        return f"{name} was cut off: {job.folder / 'log.txt'} (the same command takes it up again)"
+    # Of a run in parts nobody knows how long it took.
+    seconds = None if resumed else round(time.time() - began, 1)
+    facts = {"code": code, "seconds": seconds, "machine": describe_machine()}
     if stopped.exists():
         facts |= json.loads(stopped.read_text())
         failed += f" ({facts['reason']}, step {facts['step']:,})"

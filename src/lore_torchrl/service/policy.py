@@ -277,8 +277,9 @@ class CallPolicy:
     def stats(self) -> dict[str, float]:
         """Return ``calls`` spent, ``budget_left``, ``cooldown_left`` and ``last_call_step``.
 
-        The last two in environment steps, the latter 0 before the first call. And of what is switched on: ``rate_left`` (calls), ``failure_pause_left``
-        (environment steps), ``backoff_factor``.
+        The last two in environment steps, the latter 0 before the first call. And of what is
+        switched on: ``rate_left`` (calls), ``failure_pause_left`` (environment steps),
+        ``backoff_factor``.
         """
         with self._lock:
             stats = {
