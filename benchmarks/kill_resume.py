@@ -6,8 +6,8 @@ Run from the project's root::
 
 The run of ``experiment=doorkey5x5`` is ended by SIGKILL at random moments, and goes on from its
 last checkpoint; before the first checkpoint it begins anew. Ledger and answers are in a store.
-At the end: the run is complete, no call beyond the budget was made, the metrics have neither
-gaps nor doubles, and every checkpoint is whole.
+At the end: the run is complete, no call beyond the budget was made, metrics, evaluations, CSV
+files and advice have neither gaps nor doubles, and every checkpoint is whole.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.checkpoint import verify
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.service import AdviceStore, CallBudget
@@ -41,25 +42,39 @@ def command(folder: Path, extra: list[str]) -> list[str]:
     return words
 
 
-def check(folder: Path, *, interval: int, budget: int, total: int) -> list[str]:
+def check(folder: Path, *, budget: int, total: int) -> list[str]:
     """Return what is wrong with a finished run, nothing if all is well."""
     faults = []
-    rows = [row for row in read_metrics(folder) if "time/updates" in row]
-    steps = [int(row["step"]) for row in rows]
-    if steps != sorted(set(steps)):
-        faults.append(f"metrics: steps are not ascending, {steps}")
-    if not steps or steps[-1] < total:
-        faults.append(f"metrics: they end at {steps[-1:]} of {total} steps")
-    gaps = [b - a for a, b in zip([0, *steps], steps, strict=False) if b - a > 1.5 * interval]
-    if gaps:
-        faults.append(f"metrics: gaps of {gaps} steps")
+    rows = read_metrics(folder)
+    for name, interval in (("time/updates", 500), ("eval/success", 2_500)):
+        steps = [int(row["step"]) for row in rows if name in row]
+        if steps != sorted(set(steps)):
+            faults.append(f"{name}: steps are not ascending, {steps}")
+        if not steps or steps[-1] < total:
+            faults.append(f"{name}: ends at {steps[-1:]} of {total} steps")
+        gaps = [b - a for a, b in zip([0, *steps], steps, strict=False) if b - a > 1.5 * interval]
+        if gaps:
+            faults.append(f"{name}: gaps of {gaps} steps")
+        print(f"{name}: {len(steps)} rows to step {steps[-1]:,}")
+    logged = {name: [row["step"] for row in rows if name in row] for row in rows for name in row}
+    files = list((folder / "csv").glob("*/scalars/**/*.csv"))
+    for file in files:
+        name = file.relative_to(next((folder / "csv").glob("*/scalars"))).with_suffix("")
+        steps = [int(line.split(",")[0]) for line in file.read_text().splitlines()]
+        if steps != logged[name.as_posix()]:
+            faults.append(f"{file}: not the steps of metrics.jsonl, {steps}")
+    if len(files) < len(logged) - 1:
+        faults.append(f"csv: {len(files)} files for {len(logged) - 1} metrics")
+    asked = [(line["step"], line["environment"]) for line in read_advice(folder)]
+    if not asked or asked != sorted(set(asked)):
+        faults.append(f"advice.jsonl: none, or not in ascending order, {asked}")
     spent = CallBudget(budget, store=AdviceStore(folder / "advice.sqlite")).spent
     if spent > budget:
         faults.append(f"budget: {spent} calls of {budget}")
     for path in (folder / "checkpoints").iterdir():
         if path.name.startswith("checkpoint-"):
             verify(path)
-    print(f"{spent} of {budget} calls, {len(steps)} rows of metrics to step {steps[-1]:,}")
+    print(f"{spent} of {budget} calls, {len(asked)} lines of advice, {len(files)} CSV files")
     return faults
 
 
@@ -87,7 +102,7 @@ def main() -> None:
         last = [row["step"] for row in read_metrics(folder)] if _has_metrics(folder) else []
         print(f"kill {number + 1}: at step {max(last, default=0):,}", flush=True)
     subprocess.run(command(folder, args.overrides), check=True, stdout=subprocess.DEVNULL)
-    faults = check(folder, interval=500, budget=98, total=args.total)
+    faults = check(folder, budget=98, total=args.total)
     if faults:
         raise SystemExit("\n".join(faults))
     print("complete: no gap, no double, no call beyond the budget, every checkpoint whole")

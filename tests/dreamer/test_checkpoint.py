@@ -8,7 +8,13 @@ import torch
 from tiny_run import planner, tiny_config
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
-from lore_torchrl.dreamer.checkpoint import SealedRotation, find_checkpoint, set_aside, verify
+from lore_torchrl.dreamer.checkpoint import (
+    SealedRotation,
+    find_checkpoint,
+    load_config,
+    set_aside,
+    verify,
+)
 from lore_torchrl.dreamer.run import build_run, train
 
 
@@ -61,6 +67,19 @@ def flip(path):
         (lambda path: (path / "seal.json").write_text("{"), "seal cannot be read"),
         (lambda path: (path / "manifest.json").write_text("{"), "manifest"),
         (lambda path: (path / "manifest.json").write_text("{}"), "TorchRL checkpoint"),
+        (lambda path: (path / "manifest.json").write_text(""), "manifest"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "manifest is missing or cannot"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest is missing or cannot"),
+        (
+            lambda path: (path / "seal.json").write_text(
+                '{"format_version": 1, "files": {"a": 3}}'
+            ),
+            "seal cannot be read",
+        ),
+        (
+            lambda path: (path / "seal.json").write_text('{"format_version": 1, "files": []}'),
+            "seal cannot be read",
+        ),
         (
             lambda path: (path / "seal.json").write_text('{"format_version": 99, "files": {}}'),
             "newer lore_torchrl",
@@ -70,10 +89,21 @@ def flip(path):
 def test_a_damaged_one_is_named_and_the_one_before_is_offered(saved, damage, message):
     latest, before = saved
     damage(latest)
-    with pytest.raises(CheckpointError, match=message) as error:
-        find_checkpoint(str(latest))
-    assert f"resume={before}" in str(error.value)
+    for place in (latest, latest.parent, latest.parent.parent):
+        with pytest.raises(CheckpointError, match=message) as error:
+            find_checkpoint(str(place))
+        assert str(latest) in str(error.value) and f"resume={before}" in str(error.value)
     verify(before)
+    # Out of the way of a run that goes on from the one before.
+    assert [path.name for path in set_aside(latest.parent, after=2)] == [latest.name]
+    assert find_checkpoint(str(latest.parent)) == before
+
+
+@pytest.mark.parametrize("held", [{"module": torch.nn.Linear(2, 2)}, {"config": {"lr": 1}}])
+def test_a_checkpoint_of_another_program_is_no_run(tmp_path, held):
+    path = SealedRotation(tmp_path, keep_last=1).save(Checkpoint(**held), step=1)
+    with pytest.raises(CheckpointError, match="no checkpoint of lore_torchrl"):
+        load_config(path)
 
 
 def test_where_none_is_whole_it_says_so(saved):

@@ -28,15 +28,28 @@ def test_wandb_reads_back_as_the_rows_of_the_folder(tmp_path, monkeypatch):
     logger.close()
     assert len(history) == 3, "one row of W&B for each row of metrics.jsonl"
     run = SimpleNamespace(
+        id="a",
         group="doorkey5x5: LoRe",
         state="finished",
-        config={"seed": 0, "total_steps": 1000},
+        config={"seed": 0, "total_steps": 1000, "env": {"id": "e"}},
         summary={},
         scan_history=lambda: iter(history),
     )
     (record,) = read_wandb("someone/project", lambda project: [run])
     first, second, last = read_metrics(tmp_path)
     assert record.rows == [first | second, last]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_wandb_is_told_how_a_run_ended(tmp_path, monkeypatch, failed):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = RunLogger(LoggerConfig(backends=["wandb"], mode="disabled"), tmp_path)
+    codes = []
+    experiment = logger.backends[0].experiment
+    monkeypatch.setattr(experiment, "finish", lambda exit_code=None: codes.append(exit_code))
+    logger.close(failed=failed)
+    assert codes == [1 if failed else None]
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -45,3 +46,39 @@ def test_a_row_averages_over_cases_where_they_are_told_and_over_batches_else():
     assert row["in_a_tensor"] == pytest.approx(3 / 6)
     assert row["train/episodes"] == 5.0
     assert row["train/episode_length"] == pytest.approx(6 / 5)
+
+
+def test_a_row_that_a_checkpoint_has_cut_in_two_is_whole():
+    """Its means and counts are those of the run that was not cut."""
+
+    def hook(rows):
+        found = MetricsHook(
+            SimpleNamespace(log=lambda step, row: rows.append(row)),
+            interval=6,
+            num_envs=1,
+            updates=lambda: 0,
+        )
+        found._trainer = SimpleNamespace(collected_frames=6, total_frames=100)
+        return found
+
+    whole, parts = [], []
+    one, first, second = hook(whole), hook(parts), hook(parts)
+    before = batch([1.0, 1.0, 0.0, 1.0], [True, True, True, True])
+    losses = [TensorDict({"loss_actor": torch.tensor(value)}, []) for value in (1.0, 4.0, 7.0)]
+    for part in (one, first):
+        part.collected(before)
+        part.learned(losses[0])
+        part.learned(losses[1])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for part in (one, second):
+        part.collected(batch([0.0], [True]))
+        part.learned(losses[2])
+        part.write()
+    names = ("train/episodes", "train/success", "train/episode_length", "loss/actor")
+    for name in names:
+        assert parts[0][name] == pytest.approx(whole[0][name])
+    assert whole[0]["train/episodes"] == 5.0 and whole[0]["loss/actor"] == pytest.approx(4.0)
+    # A checkpoint of before held none of it.
+    old = first.state_dict()
+    del old["window"]
+    second.load_state_dict(old)

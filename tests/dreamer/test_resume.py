@@ -73,10 +73,16 @@ def break_adviser(monkeypatch):
 def test_a_run_that_a_fault_has_cut_goes_on(tmp_path, fault):
     config = tiny_config(tmp_path / "run", total_steps=160, checkpoint_interval=16, **RARELY)
     config.lore.calls.budget = 30
+    ends = []
     with pytest.MonkeyPatch.context() as patch:
+        close = RunLogger.close
+        patch.setattr(
+            RunLogger, "close", lambda self, *, failed: ends.append(failed) or close(self)
+        )
         advisor = fault(patch)
         with pytest.raises((Broken, FatalAdviceError, RuntimeError)):
             train(config, advisor=advisor)
+    assert ends == [True]
     stopped = int(find_checkpoint(config.output_dir).name.split("-")[1])
     assert 0 < stopped < 160
     train(replace(config, resume=config.output_dir), advisor=planner())

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.dreamer.logging import earlier_file
+from lore_torchrl.dreamer.logging import earlier_file, rewrite
 from lore_torchrl.replay.late_advice import OpenQuestions
 from lore_torchrl.service import AdviceService
 
@@ -73,7 +73,7 @@ class AdviceLog:
             earlier = read_advice(earlier_file(self.path.resolve(), resume_from))
             kept = [json.dumps(line) for line in earlier if line["step"] <= resume_step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(f"{line}\n" for line in kept))
+        rewrite(self.path, kept)
         self._left = max(0, limit - len(kept))
         self._step = resume_step or 0
         self._open = OpenQuestions()

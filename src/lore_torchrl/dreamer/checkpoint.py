@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +60,24 @@ def verify(path: Path) -> None:
         CheckpointError: If a file is missing or not what was saved, or the checkpoint is of
             a newer version, or no checkpoint of TorchRL's at all.
     """
-    Checkpoint.manifest(path)
+    try:
+        Checkpoint.manifest(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: its manifest is missing or cannot be read.") from error
     if not (path / _SEAL).exists():
         return
     try:
         seal = json.loads((path / _SEAL).read_text())
-        version, files = int(seal["format_version"]), dict(seal["files"])
-    except (ValueError, KeyError, TypeError) as error:
+        version = int(seal["format_version"])
+        files = [(name, int(size), digest) for name, (size, digest) in seal["files"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: its seal cannot be read.") from error
     if version > FORMAT_VERSION:
         raise CheckpointError(
             f"{path} was written by a newer lore_torchrl (format {version}, this one reads up to "
             f"{FORMAT_VERSION}): pip install -U lore-torchrl."
         )
-    for name, (size, digest) in files.items():
+    for name, size, digest in files:
         file = path / name
         if not file.exists():
             raise CheckpointError(f"{path}: {name} is missing.")
@@ -94,14 +100,14 @@ def find_checkpoint(path: str) -> Path:
     """
     candidate = Path(path).expanduser().resolve()
     for place in (candidate, candidate / "checkpoints"):
-        if (place / "manifest.json").exists():
+        if (place / "manifest.json").exists() or _step_of(place) is not None:
             _check(place)
             return place
         if place.is_dir():
-            latest = CheckpointRotation(place, keep_last=1).latest()
-            if latest is not None:
-                _check(latest)
-                return latest
+            named = _named(place)
+            if named:
+                _check(named[-1])
+                return named[-1]
     raise FileNotFoundError(
         f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
@@ -134,8 +140,8 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
         Where they are now, earliest first.
     """
     moved = []
-    for path in CheckpointRotation(folder, keep_last=1).checkpoints():
-        if int(path.name.rsplit("-", 1)[1]) > after:
+    for path in _named(folder):
+        if _step_of(path) > after:
             target = folder.parent / "abandoned" / path.name
             target.parent.mkdir(exist_ok=True)
             if target.exists():
@@ -152,17 +158,42 @@ def load_config(path: Path) -> TrainConfig:
 
     Args:
         path: The checkpoint.
+
+    Raises:
+        CheckpointError: If it is of another program.
     """
-    loaded = Checkpoint(config={}).load(path, components={"config"})
-    return restore_config(loaded.values["config"])
+    foreign = f"{path} is no checkpoint of lore_torchrl: it holds no configuration of a run."
+    try:
+        saved = Checkpoint(config={}).load(path, components={"config"}).values["config"]
+    except CheckpointError as error:
+        raise CheckpointError(foreign) from error
+    if not isinstance(saved, Mapping) or not {"env", "dreamer", "total_steps"} <= set(saved):
+        raise CheckpointError(foreign)
+    return restore_config(saved)
+
+
+def _step_of(path: Path) -> int | None:
+    """Return the step in the name of a rotation's checkpoint, ``None`` for another folder."""
+    found = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    return int(found[1]) if found and path.is_dir() else None
+
+
+def _named(folder: Path) -> list[Path]:
+    """Return a rotation's checkpoints by name, earliest first, also what cannot be read of them.
+
+    A damaged one must not go unnoticed.
+    """
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if _step_of(path) is not None), key=_step_of)
 
 
 def _check(path: Path) -> None:
     try:
         verify(path)
     except CheckpointError as error:
-        others = CheckpointRotation(path.parent, keep_last=1).checkpoints()
-        for other in reversed([one for one in others if one.name < path.name]):
+        step = _step_of(path)
+        others = [one for one in _named(path.parent) if step is None or _step_of(one) < step]
+        for other in reversed(others):
             try:
                 verify(other)
             except CheckpointError:

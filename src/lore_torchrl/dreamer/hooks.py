@@ -288,17 +288,29 @@ class MetricsHook(TrainerHookBase):
             self._trainer.request_stop(f"health.stop names {finding.check}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next row is due, the time spent so far, what health has seen."""
-        state = {"next": self._next, "elapsed": self.elapsed, "start": list(self._window_start)}
+        """Return where the next row is due, what it holds so far, and what health has seen."""
+        state = {
+            "next": self._next,
+            "elapsed": self.elapsed,
+            "start": list(self._window_start),
+            "window": {
+                name: [sum(float(value) for value in values) / len(values), len(values)]
+                for name, values in self._window.items()
+                if values
+            },
+        }
         return state if self.health is None else {**state, "health": self.health.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the due step, the time spent and what health has seen."""
+        """Restore what :meth:`state_dict` returned; of the coming row its means so far."""
         if self.health is not None and "health" in state_dict:
             self.health.load_state_dict(state_dict["health"])
         self._next = state_dict["next"]
         self._elapsed = state_dict["elapsed"]
         self._window_start = tuple(state_dict["start"])
+        self._window.clear()
+        for name, (mean, count) in state_dict.get("window", {}).items():
+            self._window[name] = [mean] * count
         self._started = time.perf_counter()
 
     def register(self, trainer: Trainer, name: str = "metrics") -> None:

@@ -115,7 +115,7 @@ class RunLogger:
             rows = [row for row in read_metrics(source) if row["step"] <= resume_step]
         goes_on = resume_step is not None and source == self.path
         last = resume_step if goes_on else -1
-        _rewrite(self.path, [json.dumps(row) for row in rows] if goes_on else [])
+        rewrite(self.path, [json.dumps(row) for row in rows] if goes_on else [])
         _cut_csv(self.directory / "csv", last)
         id_file = self.directory / _WANDB_ID
         wandb_id = id_file.read_text() if goes_on and id_file.exists() else None
@@ -184,10 +184,18 @@ class RunLogger:
                 artifact.add_dir(str(checkpoint))
                 run.log_artifact(artifact)
 
-    def close(self) -> None:
-        """Flush and close every backend."""
+    def close(self, *, failed: bool = False) -> None:
+        """Flush and close every backend.
+
+        Keyword Args:
+            failed: Whether the run ended with an exception; W&B then says so of it.
+                Default: ``False``.
+        """
         for backend in self.backends:
-            backend.close()
+            if failed and type(backend).__name__ == "WandbLogger":
+                backend.experiment.finish(exit_code=1)
+            else:
+                backend.close()
 
 
 def earlier_file(path: Path, resume_from: Path | None) -> Path:
@@ -201,8 +209,13 @@ def earlier_file(path: Path, resume_from: Path | None) -> Path:
     return path if other is None or not other.exists() else other
 
 
-def _rewrite(path: Path, lines: Sequence[str]) -> None:
-    """Replace a file's lines in one move: a kill leaves the old file or the new one."""
+def rewrite(path: Path, lines: Sequence[str]) -> None:
+    """Replace a file's lines in one move: a kill leaves the old file or the new one.
+
+    Args:
+        path: The file.
+        lines: Without their ends.
+    """
     staged = path.with_suffix(".tmp")
     staged.write_text("".join(f"{line}\n" for line in lines))
     staged.replace(path)
@@ -213,7 +226,7 @@ def _cut_csv(folder: Path, last: int) -> None:
     for path in folder.glob("*/scalars/**/*.csv"):
         # A kill may leave half a line at the end.
         lines = path.read_text().split("\n")[:-1]
-        _rewrite(path, [line for line in lines if int(line.split(",")[0]) <= last])
+        rewrite(path, [line for line in lines if int(line.split(",")[0]) <= last])
 
 
 def _purge_tensorboard(backend: Logger, step: int) -> None:

@@ -46,7 +46,7 @@ from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
 from lore_torchrl.dreamer.learner import Learner, build_learner
-from lore_torchrl.dreamer.logging import RunLogger, read_metrics
+from lore_torchrl.dreamer.logging import RunLogger, read_metrics, rewrite
 from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
 from lore_torchrl.dreamer.replay import build_replay, stream_records
 from lore_torchrl.envs.family import EnvFamily, close_env
@@ -68,14 +68,18 @@ class Run:
     service: AdviceService | None
     logger: RunLogger
 
-    def close(self) -> None:
-        """Release environments, the adviser's thread and log files."""
+    def close(self, *, failed: bool = False) -> None:
+        """Release environments, the adviser's thread and log files.
+
+        Keyword Args:
+            failed: As of :meth:`RunLogger.close`. Default: ``False``.
+        """
         self.collector.shutdown()
         if self.service is not None:
             close_service(self.service, drain_s=self.config.lore.calls.drain_s)
             if isinstance(self.service.advisor, RecordingAdvisor):
                 self.service.advisor.close()
-        self.logger.close()
+        self.logger.close(failed=failed)
 
 
 # Buffers that hold settings, so that a schedule can move them: the configuration's word counts.
@@ -383,7 +387,8 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
     output.mkdir(parents=True, exist_ok=True)
     (output / "stopped.json").unlink(missing_ok=True)
     run = build_run(config, advisor=advisor)
-    (output / "config.json").write_text(json.dumps(asdict(config), indent=2))
+    rewrite(output / "config.json", [json.dumps(asdict(config), indent=2)])
+    failed = True
     try:
         with _stop_on_signal(run.trainer):
             if run.trainer.collected_frames < run.trainer.total_frames:
@@ -399,8 +404,9 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
     else:
         _note_stop(run.trainer, output)
         summary = _publish(run, output)
+        failed = False
     finally:
-        run.close()
+        run.close(failed=failed)
     return summary
 
 

@@ -207,21 +207,29 @@ def _restore(
     return agent, acting
 
 
+class _Prefix:
+    """Whose answers the cache of a checkpoint holds."""
+
+    def __init__(self) -> None:
+        self.value = ""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Find it in a service's whole state."""
+        if "cache" in state:
+            self.value = str(state["cache"].get("prefix", ""))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it is only read."""
+        return {}
+
+
 class _Silent:
     """Stands for the run's adviser where nothing is asked: its model need not be at hand."""
 
     def __init__(self, path: Path) -> None:
-        self.cache_prefix = ""
-        Checkpoint(advice=self).load(path, components={"advice"})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over whose answers the cache holds, of a service's whole state."""
-        if "cache" in state:
-            self.cache_prefix = str(state["cache"].get("prefix", ""))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it has no progress."""
-        return {}
+        prefix = _Prefix()
+        Checkpoint(advice=prefix).load(path, components={"advice"})
+        self.cache_prefix = prefix.value
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[None]:
         """Answer nothing."""
