@@ -28,8 +28,9 @@ class AdviceControlHook(TrainerHookBase):
 
     The bandit gets the finished stretches, each with the reward that fell in it. PriorNet's
     calibrator gets the rows whose answer was bought at that very step: what the network
-    said there, it said without having seen the answer. Where answers come late, in async
-    mode, it is kept until they do.
+    said there, it said without having seen the answer. The outcome of such a row is what it is
+    trained to claim: the adviser's confidence where the first choices agree, and 0 where not.
+    Where answers come late, in async mode, what it said is kept until they do.
 
     Args:
         share: What holds the bandit's arms, or ``None``. Needs ``step_count``.
@@ -117,10 +118,10 @@ class AdviceControlHook(TrainerHookBase):
         fresh = batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)
         said = batch.get(keys.PRIOR_NET_LOGITS).argmax(-1, keepdim=True)
         right = (said == batch.get(keys.PRIOR_LOGITS).argmax(-1, keepdim=True)).float()
+        claimed = batch.get(keys.CONFIDENCE)
         confidence = batch.get(keys.PRIOR_NET_CONFIDENCE)
-        self.prior_net.calibrator.update(
-            *(value.to(self.device) for value in (confidence, right, fresh))
-        )
+        rows = confidence, right * claimed, fresh & claimed.isfinite()
+        self.prior_net.calibrator.update(*(value.to(self.device) for value in rows))
         self._open.note(
             batch, lambda _, env, time: (confidence[env, time].item(), said[env, time].item())
         )
@@ -140,8 +141,9 @@ class AdviceControlHook(TrainerHookBase):
         confidence = torch.tensor([[sure] for (sure, _), _ in taken], device=self.device)
         said = torch.tensor([action for (_, action), _ in taken])
         preferred = torch.tensor([advice.logits for _, advice in taken]).argmax(-1)
-        right = (said == preferred).to(confidence).unsqueeze(-1)
-        self.prior_net.calibrator.update(confidence, right, torch.ones_like(right))
+        claimed = torch.tensor([advice.confidence for _, advice in taken])
+        outcome = ((said == preferred) * claimed).to(confidence).unsqueeze(-1)
+        self.prior_net.calibrator.update(confidence, outcome, torch.ones_like(outcome))
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers for the log."""
