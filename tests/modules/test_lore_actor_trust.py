@@ -103,6 +103,16 @@ def test_prior_net_stands_in_where_nobody_advised():
     assert torch.equal(out[keys.PRIOR_NET_LOGITS], logits)
 
 
+def test_a_broken_network_does_not_stop_the_calls():
+    prior_net = net()
+    with torch.no_grad():
+        prior_net.network.model[-1].bias[-1] = float("nan")
+    out = act(lore(prior_net=prior_net), advised(mask=False))
+    assert out[keys.PRIOR_NET_CONFIDENCE].isnan().all() and (out[keys.BETA] > 0).all()
+    assert torch.equal(out[keys.NEED], out[keys.BETA])
+    assert (out[keys.ORIGIN] == keys.ORIGIN_NONE).all() and (out[keys.KL] == 0).all()
+
+
 def test_what_the_adviser_wrote_is_not_touched():
     """Replay keeps the adviser's own answers: PriorNet must not be trained on itself."""
     td = advised(mask=False)

@@ -67,7 +67,7 @@ class AdviceControlHook(TrainerHookBase):
         self._calibrator: ConfidenceCalibrator | None = None
         # Confidence and preferred action of PriorNet where a question was asked.
         self._open = OpenQuestions()
-        # Steps at which PriorNet's advice stood in for a call.
+        # Steps at which PriorNet's advice stood in for a call, whatever weight it was left.
         self.served = torch.zeros((), dtype=torch.long)
 
     def __call__(self, batch: TensorDictBase) -> None:

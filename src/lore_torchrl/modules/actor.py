@@ -68,8 +68,9 @@ class LoReActor(TensorDictModuleBase):
     ``lore_share`` that a :class:`~lore_torchrl.control.ShareBandit` allows in this episode
     (where that entry is there), times the trust that ``calibrator`` has in the advice.
     ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice stands in where the
-    adviser gave none; ``lore_origin`` tells whose was used, and ``lore_need`` what a call
-    would add: :math:`\beta \cdot (1 - c_\phi)`.
+    adviser gave none; ``lore_origin`` tells whose was at hand, be its weight zero, and
+    ``lore_need`` what a call would add: :math:`\beta \cdot (1 - c_\phi)`, with 0 for a
+    :math:`c_\phi` that is not a number.
 
     Args:
         actor: Actor with a one-hot categorical distribution, such as
@@ -316,7 +317,7 @@ class LoReActor(TensorDictModuleBase):
         origin = learnt = None
         if own is not None:
             filled = self.prior_net.fill(own, prior_logits, confidence, mask)
-            need = weighed.beta * (1.0 - filled.sure)
+            need = weighed.beta * (1.0 - torch.nan_to_num(filled.sure, nan=0.0))
             learnt = filled.learnt.long()
             origin = mask * keys.ORIGIN_ADVISER + learnt * keys.ORIGIN_PRIOR_NET
             prior_logits, confidence, mask = filled[:3]
