@@ -106,6 +106,11 @@ def test_a_new_trial_each_time_the_answers_have_grown():
     assert other.state_dict() == control.state_dict()
 
 
+def test_trials_for_answers_that_nobody_counts():
+    with pytest.raises(ValueError, match=r"retrial_growth=1.5.*pass answers"):
+        AdviceControlHook(hook().share, None, retrial_growth=1.5)
+
+
 def test_one_more_trial_when_no_more_can_be_bought():
     bandit, left = ShareBandit(arms=(0.0, 1.0), trial_episodes=1), [5]
     control = AdviceControlHook(

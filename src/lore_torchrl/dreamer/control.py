@@ -42,8 +42,12 @@ class AdviceControlHook(TrainerHookBase):
             averaged over more answers is not the advice that was tried. Default: ``None``.
         exhausted: Returns whether no more answers can be bought; when they no longer can,
             the bandit is granted a last, whole trial. Default: ``None``.
-        retrial_growth: Factor above 1, or ``None`` for never. Default: ``None``.
+        retrial_growth: Factor above 1, or ``None`` for never; needs ``answers``.
+            Default: ``None``.
         device: Where both live. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If there is ``retrial_growth`` but not ``answers``.
     """
 
     def __init__(
@@ -56,6 +60,11 @@ class AdviceControlHook(TrainerHookBase):
         retrial_growth: float | None = None,
         device: torch.device | str = "cpu",
     ):
+        if retrial_growth is not None and answers is None:
+            raise ValueError(
+                f"retrial_growth={retrial_growth} grants trials as answers are bought: pass "
+                "answers, which counts them, or retrial_growth=None."
+            )
         self.share = share
         self.prior_net = prior_net
         self.answers = answers

@@ -97,8 +97,9 @@ class LoReActor(TensorDictModuleBase):
 
     Raises:
         TypeError: If the mixer is for the other kind of actions.
-        ValueError: If the mixer does not fit the actor, or the gate weighs the critic's
-            variance and there is no critic that tells it.
+        ValueError: If the mixer does not fit the actor, the gate weighs the critic's
+            variance and there is no critic that tells it, or ``prior_net`` has another number
+            of actions than the advice.
 
     For continuous actions see :class:`~lore_torchrl.modules.GaussianLoReActor`.
 
@@ -151,6 +152,12 @@ class LoReActor(TensorDictModuleBase):
         self.value_model = value_model if gate.value_weight else None
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
+        choices = len(mixer.anchors) if isinstance(mixer, GaussianMixer) else gate.num_actions
+        if prior_net is not None and prior_net.num_actions != choices:
+            raise ValueError(
+                f"prior_net has num_actions={prior_net.num_actions}, but advice names {choices}: "
+                f"build it with num_actions={choices}."
+            )
         check_groups(calibrator, prior_net)
         self.calibrator = calibrator
         self.share_key = share_key
