@@ -18,7 +18,7 @@ number of actions.
 | :data:`MIX_LOC` | ``[*B, A]`` | float32 | location of the mixed policy, for continuous actions |
 | :data:`MIX_SCALE` | ``[*B, A]`` | float32 | its scale |
 | :data:`NEED` | ``[*B, 1]`` | float32 | weight that bought advice would add |
-| :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was mixed in, see the ``ORIGIN_*`` constants |
+| :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was at hand, see the ``ORIGIN_*`` constants |
 | :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
 | :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
 | :data:`SHARE` | ``[*B, 1]`` | float32 | share of beta that the bandit allows in this episode |
@@ -62,6 +62,7 @@ SHARE = "lore_share"
 ARM = "lore_arm"
 ARM_PROB = "lore_arm_prob"
 
+# Also where share or trust left that advice no weight.
 ORIGIN_NONE = 0
 ORIGIN_ADVISER = 1
 ORIGIN_PRIOR_NET = 2

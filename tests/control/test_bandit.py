@@ -67,17 +67,24 @@ def missed(returns, arms, rows=slice(None)):
 
 
 class TestUpdate:
-    def test_weights_of_one_episode(self):
-        bandit = ShareBandit(learning_rate=0.4, exploration=0.0, gated=False)
+    # The first return is compared with 0 while gated, and with itself otherwise.
+    @pytest.mark.parametrize(("gated", "gain"), [(True, math.exp(0.4 / 0.45)), (False, 1.0)])
+    def test_weights_of_one_episode(self, gated, gain):
+        bandit = ShareBandit(learning_rate=0.4, exploration=0.0, gated=gated)
         tell(bandit, [0], [0.25], [2.0])
-        gain = math.exp(0.4 * 1.0 / (0.25 + 0.2))
         expected = torch.tensor([gain, 1.0, 1.0, 1.0]) / (3 + gain)
-        torch.testing.assert_close(bandit.probs(), expected)
-        # The range is 0 to 2 and the mean 2: a return of 0.5 is a loss of 0.75.
+        torch.testing.assert_close(bandit.exp3_probs(), expected)
+        # The range is 0 to 2, and so far the mean is the largest: 0.5 is a loss of 0.75.
         tell(bandit, [2], [0.3], [0.5])
         weight = math.exp(-0.4 * 0.75 / (0.3 + 0.2))
         expected = torch.tensor([gain, 1.0, weight, 1.0]) / (2 + gain + weight)
-        torch.testing.assert_close(bandit.probs(), expected)
+        torch.testing.assert_close(bandit.exp3_probs(), expected)
+        # Now the mean is less than the largest, with what decay has left of the first.
+        tell(bandit, [1], [0.5], [2.0])
+        mean = (0.97 * 1.0 + 0.25) / (0.97 + 1.0) if gated else 1.0
+        other = math.exp(-0.4 * (mean - 1.0) / (0.5 + 0.2))
+        expected = torch.tensor([gain, other, weight, 1.0]) / (1 + gain + other + weight)
+        torch.testing.assert_close(bandit.exp3_probs(), expected)
 
     def test_nothing_returned_changes_no_weight(self):
         bandit = ShareBandit(exploration=0.0, initial=(0.1, 0.1, 0.2, 0.6), gated=False)
@@ -85,7 +92,7 @@ class TestUpdate:
         torch.testing.assert_close(bandit.probs(), torch.tensor([0.1, 0.1, 0.2, 0.6]))
 
     def test_sharing(self):
-        bandit = ShareBandit(learning_rate=0.4, exploration=0.0, sharing=0.1, gated=False)
+        bandit = ShareBandit(learning_rate=0.4, exploration=0.0, sharing=0.1)
         tell(bandit, [1], [0.25], [1.0])
         tell(bandit, [2], [0.3], [0.25])
         weights = torch.ones(4)
@@ -93,7 +100,7 @@ class TestUpdate:
         weights = 0.9 * weights + 0.1 * weights.mean()
         weights[2] *= math.exp(-0.4 * 0.75 / (0.3 + 0.2))
         weights = 0.9 * weights + 0.1 * weights.mean()
-        torch.testing.assert_close(bandit.probs(), weights / weights.sum())
+        torch.testing.assert_close(bandit.exp3_probs(), weights / weights.sum())
 
     def test_negative_returns(self):
         bandit = ShareBandit(learning_rate=0.4, exploration=0.0, gated=False)
@@ -133,6 +140,30 @@ class TestUpdate:
         for name, value in clean.state_dict().items():
             if name != "ignored":
                 torch.testing.assert_close(bandit.state_dict()[name], value, msg=name)
+
+    @pytest.mark.parametrize("together", [True, False])
+    def test_a_return_too_large_for_a_span_is_left_out(self, together):
+        bandit, clean = ShareBandit(), ShareBandit()
+        values = [3e38, 0.5, -3e38, 0.2]
+        if together:
+            tell(bandit, [1, 1, 2, 0], [0.2] * 4, values)
+        else:
+            for arm, value in zip([1, 1, 2, 0], values, strict=True):
+                tell(bandit, [arm], [0.2], [value])
+        for arms, returns in ([[1, 0], [0.5, 0.2]],) if together else ([[1], [0.5]], [[0], [0.2]]):
+            tell(clean, arms, [0.2] * len(arms), returns)
+        assert bandit.ignored == 2 and bandit.probs().isfinite().all()
+        for name, value in clean.state_dict().items():
+            if name != "ignored":
+                torch.testing.assert_close(bandit.state_dict()[name], value, msg=name)
+
+    def test_no_rows_change_nothing(self):
+        bandit = ShareBandit()
+        tell(bandit, [1, 0], [0.2] * 2, [0.5, 0.2])
+        before = {name: value.clone() for name, value in bandit.state_dict().items()}
+        none = torch.zeros(3, 0, 1)
+        bandit.observe(none.long(), none, none, none, none.bool(), none.bool())
+        assert all(torch.equal(before[name], x) for name, x in bandit.state_dict().items())
 
     def test_long_runs_stay_finite(self):
         bandit = ShareBandit(gated=False, learning_rate=1.0, exploration=0.0)
@@ -212,6 +243,17 @@ class TestRegret:
             returns.append(row)
             arms.append(play(bandit, row)[0])
         assert missed(torch.cat(returns), torch.cat(arms)) < bandit.regret_bound(300)
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    def test_the_best_arm_is_the_least_likely_at_first(self, seed):
+        """Losses against the mean return would be about zero: 0.1 for nearly all episodes."""
+        initial = (1.0, 1e-4, 1e-4, 1e-4)
+        settings = {"initial": initial, "learning_rate": 0.02, "exploration": 0.0, "seed": seed}
+        bandit = ShareBandit(gated=False, **settings)
+        bandit.high.fill_(1.0)  # the scale is known
+        returns = torch.tensor([0.1, 0.1, 0.1, 1.0]).expand(1500, -1)
+        arms, _ = play(bandit, returns, batch=5)
+        assert missed(returns, arms) < bandit.regret_bound(1500) < 600
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_with_the_gate_bad_advice_costs_trial_and_probation(self, seed):
@@ -583,6 +625,17 @@ def test_state_dict_goes_on_as_before():
     assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name])
+
+
+def test_on_the_meta_device_it_still_has_a_state():
+    bandit = ShareBandit()
+    bandit.draw(5)
+    where = bandit.get_extra_state()
+    state = bandit.to("meta").state_dict()
+    assert state["counts"].is_meta and torch.equal(bandit.get_extra_state(), where)
+    other = ShareBandit().to("meta")
+    other.set_extra_state(where)
+    assert torch.equal(other.to_empty(device="cpu").get_extra_state(), where)
 
 
 def test_compiles_to_one_graph():

@@ -133,6 +133,31 @@ def test_nothing_is_learnt_where_every_step_followed():
     assert metrics["lore_reliability"] == 0.5 and calibrator.counts.sum() == 0
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_an_advantage_that_is_not_finite_counts_on_neither_side(bad):
+    posterior, sample = sequences(3)
+    logits = 3.0 * torch.nn.functional.one_hot(torch.randint(ACTIONS, (N, T)), ACTIONS)
+    chosen = sample["action"].argmax(-1, keepdim=True)
+    followed = chosen.roll(-1, 1) == logits.argmax(-1, keepdim=True)
+    module = outcomes_of()
+    good = module.evaluate(posterior, sample)
+    rows = torch.zeros_like(good.valid)
+    for kind in (followed, ~followed):
+        first = (good.valid & kind).nonzero()[0]
+        rows[tuple(first)] = True
+    found = []
+    for outcomes in (
+        good._replace(advantage=good.advantage.masked_fill(rows, bad)),
+        good._replace(valid=good.valid & ~rows),
+    ):
+        module.calibrator = ConfidenceCalibrator()
+        confidence = torch.full((N, T, 1), 0.95)
+        metrics = module.judge(outcomes, chosen, logits, confidence, good.valid)
+        found.append((*metrics.values(), module.calibrator.wins, module.calibrator.counts))
+    assert found[1][-1].sum() == (good.valid & followed).sum() - 1
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_no_gradient_and_no_parameters():
     posterior, sample = sequences()
     posterior["state"].requires_grad_()

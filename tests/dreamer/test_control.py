@@ -106,6 +106,11 @@ def test_a_new_trial_each_time_the_answers_have_grown():
     assert other.state_dict() == control.state_dict()
 
 
+def test_trials_for_answers_that_nobody_counts():
+    with pytest.raises(ValueError, match=r"retrial_growth=1.5.*pass answers"):
+        AdviceControlHook(hook().share, None, retrial_growth=1.5)
+
+
 def test_one_more_trial_when_no_more_can_be_bought():
     bandit, left = ShareBandit(arms=(0.0, 1.0), trial_episodes=1), [5]
     control = AdviceControlHook(
@@ -150,7 +155,7 @@ def test_impossible_stretch():
         EpisodeShare(ShareBandit(), segment_steps=0)
 
 
-def advice_batch(right: list[bool], fresh: list[bool]) -> TensorDict:
+def advice_batch(right: list[bool], fresh: list[bool], claimed: float = 1.0) -> TensorDict:
     """One environment; the network says action 0, the adviser agrees where ``right``."""
     n = len(right)
     answer = torch.tensor([0 if r else 1 for r in right])
@@ -159,6 +164,7 @@ def advice_batch(right: list[bool], fresh: list[bool]) -> TensorDict:
     return TensorDict(
         {
             keys.MASK: torch.ones(1, n, 1, dtype=torch.bool),
+            keys.CONFIDENCE: torch.full((1, n, 1), claimed),
             keys.ADVICE_ID: torch.tensor(fresh).long().reshape(1, n, 1),
             keys.PRIOR_LOGITS: torch.nn.functional.one_hot(answer, ACTIONS).float().unsqueeze(0),
             keys.PRIOR_NET_LOGITS: said,
@@ -177,6 +183,25 @@ def test_only_fresh_answers_calibrate_the_network():
     assert calibrator.counts.sum() == 2 and calibrator.wins.sum() == 1
     assert control.gauges()["prior_net/served"] == 2
     assert control.gauges()["prior_net/ece"] == pytest.approx(0.45, abs=1e-5)
+
+
+def test_the_network_is_calibrated_to_the_confidence_of_the_answer():
+    """What it is trained to claim: the adviser's confidence where it is right, 0 where not."""
+    calibrator = ConfidenceCalibrator(prior_strength=1.0, decay=1.0)
+    control = AdviceControlHook(None, PriorNet(6, ACTIONS, calibrator=calibrator))
+    asked = advice_batch([True, True, False, True], fresh=[True] * 4, claimed=0.25)
+    asked[keys.CONFIDENCE][0, 3] = float("nan")
+    control(asked)
+    assert calibrator.counts[0, 9] == 3 and calibrator.wins[0, 9] == 2 * 0.25
+    asked = advice_batch([False] * 4, fresh=[False] * 4)
+    asked[keys.ADVICE_ID] = torch.arange(2, 6).reshape(1, 4, 1)
+    asked[keys.MASK] = torch.zeros(1, 4, 1, dtype=torch.bool)
+    control(asked)
+    for logits, outcome in (((3.0, 0.0, 0.0), 0.75), ((0.0, 3.0, 0.0), 0.0)):
+        before = calibrator.wins.sum()
+        control.late([(2 + (outcome == 0), Advice(logits=logits, confidence=0.75))])
+        assert calibrator.wins.sum() - before == outcome
+    assert calibrator.counts.sum() == 5
 
 
 def test_late_answers_calibrate_the_network_by_what_it_had_said():

@@ -10,6 +10,7 @@ from torchrl.modules import DreamerV3DiscreteActor
 
 from lore_torchrl import keys
 from lore_torchrl.control import ConfidenceCalibrator
+from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.modules import (
     LatentDisagreement,
     LogitMixer,
@@ -72,6 +73,15 @@ def test_share_scales_the_weight_and_not_lore_beta():
     assert torch.equal(out[keys.NEED], out[keys.BETA])
 
 
+def test_a_single_weight_shows_no_spread():
+    out = act(lore(), advised())
+    found = policy_metrics(out)
+    assert found["lore/beta_std"] == out[keys.BETA].std().item()
+    single = policy_metrics(out[:1])
+    assert found.keys() - single.keys() == {"lore/beta_std"}
+    assert all(value == value for value in single.values())
+
+
 def test_trust_scales_the_weight():
     calibrator = ConfidenceCalibrator(num_groups=2, prior_strength=1.0)
     claims = torch.full((100, 1), 0.95)
@@ -101,6 +111,21 @@ def test_prior_net_stands_in_where_nobody_advised():
     assert (out[keys.KL].flatten()[origin == keys.ORIGIN_NONE] == 0).all()
     torch.testing.assert_close(out[keys.NEED], out[keys.BETA] * (1 - sure))
     assert torch.equal(out[keys.PRIOR_NET_LOGITS], logits)
+
+
+def test_a_broken_network_does_not_stop_the_calls():
+    prior_net = net()
+    with torch.no_grad():
+        prior_net.network.model[-1].bias[-1] = float("nan")
+    out = act(lore(prior_net=prior_net), advised(mask=False))
+    assert out[keys.PRIOR_NET_CONFIDENCE].isnan().all() and (out[keys.BETA] > 0).all()
+    assert torch.equal(out[keys.NEED], out[keys.BETA])
+    assert (out[keys.ORIGIN] == keys.ORIGIN_NONE).all() and (out[keys.KL] == 0).all()
+
+
+def test_a_network_of_another_number_of_actions_is_refused():
+    with pytest.raises(ValueError, match=r"num_actions=5.*num_actions=4"):
+        lore(prior_net=PriorNet(6, 5))
 
 
 def test_what_the_adviser_wrote_is_not_touched():

@@ -143,6 +143,25 @@ def test_the_optimiser_moves_it():
     assert any(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
+def test_keys():
+    loss, td = PriorNetLoss(prior_net(state_key=("a", "s"))), latents(3)
+    td.rename_key_("state", ("a", "s"))
+    td.rename_key_("llm_confidence", "sure")
+    loss.set_keys(confidence="sure")
+    assert loss.in_keys == [("a", "s"), "belief", "llm_prior_logits", "sure", "llm_mask"]
+    assert sorted(loss(td).keys()) == sorted(loss.out_keys)
+    for key in loss.in_keys:
+        with pytest.raises(KeyError, match=key[-1] if isinstance(key, tuple) else key):
+            loss(td.exclude(key))
+
+
+def test_advice_on_another_number_of_actions():
+    td = latents(3)
+    td["llm_prior_logits"] = torch.zeros(3, ACTIONS + 1)
+    with pytest.raises(ValueError, match=rf"num_actions={ACTIONS + 1}"):
+        PriorNetLoss(prior_net())(td)
+
+
 def test_no_prior_net():
     with pytest.raises(TypeError, match="PriorNet"):
         PriorNetLoss(torch.nn.Linear(2, 2))

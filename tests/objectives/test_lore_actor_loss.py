@@ -6,6 +6,8 @@ import pytest
 import torch
 from dreamer_sample import (
     ACTIONS,
+    BELIEF,
+    STATE,
     gradients,
     latents,
     lore_config,
@@ -26,7 +28,7 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl.dreamer.learner import build_lore_actor
 from lore_torchrl.functional import align_temperature, clean_advice
-from lore_torchrl.modules import LogitMixer, TemperatureAligner, UncertaintyGate
+from lore_torchrl.modules import LogitMixer, TemperatureAligner, UncertaintyGate, ValueEnsemble
 from lore_torchrl.objectives import LoReActorLoss
 
 NAN, INF = float("nan"), float("inf")
@@ -537,6 +539,15 @@ class TestBadArguments:
             with pytest.raises(ValueError, match="gate and mixer"):
                 LoReActorLoss(stock, **kwargs)
         LoReActorLoss(stock, multiplier_lr=0.0)
+
+    def test_the_gate_and_the_ensemble_must_agree(self):
+        ensemble = ValueEnsemble(STATE, BELIEF, hidden_dim=8)
+        for source, given in (("two_hot", ensemble), ("ensemble", None)):
+            gate = UncertaintyGate(ACTIONS, value_source=source)
+            parts = {"gate": gate, "mixer": LogitMixer(), "value_ensemble": given}
+            with pytest.raises(ValueError, match=f"value_source='{source}'.*value_ensemble with"):
+                LoReActorLoss(stock_loss(tiny_agent()), **parts)
+            LoReActorLoss(stock_loss(tiny_agent()), **parts, multiplier_lr=0.0)
 
     def test_what_is_no_actor_loss_is_named(self):
         with pytest.raises(TypeError, match="Linear"):

@@ -129,3 +129,6 @@ def test_bad_arguments():
         loss.terms(td, td["value_target"].squeeze(-1))
     with pytest.raises(ValueError, match=r"valid.*\(4,\)"):
         loss.terms(td, td["value_target"], torch.ones(4).bool())
+    for key in loss.in_keys:
+        with pytest.raises(KeyError, match=key):
+            loss(td.exclude(key))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,9 @@ _LEAST_VARIANCE = 0.1
 # A trial is half advised, so that what is compared is known of both; and however long advice
 # has not paid, so much is left of its probation: it may have become better.
 _TRIAL_MASS, _LEAST_CREDIT = 0.5, 0.1
-# Decayed number of an arm's stretches below which their mean length is not known any more.
-_LEAST_COUNT = 1e-30
+# Decayed number of an arm's stretches below which their mean length is not known any more; and
+# the largest return, of which sums, spans and quotients stay finite.
+_LEAST_COUNT, _LARGEST_RETURN = 1e-30, 1e30
 
 
 class ShareBandit(SeededModule):
@@ -33,14 +33,17 @@ class ShareBandit(SeededModule):
     return of an episode whose arm was drawn with probability :math:`p_k`,
 
     .. math::
-        \hat\ell_k &= \frac{\bar r - r}{p_k + \eta / 2}, \qquad
+        \hat\ell_k &= \frac{r_0 - r}{p_k + \eta / 2}, \qquad
         w_k \leftarrow (1 - \alpha)\, w_k e^{-\eta \hat\ell_k} + \frac{\alpha}{K}
             \sum_i w_i e^{-\eta \hat\ell_i} \\
         x_k &= \frac{\gamma}{K} \min\Bigl(1, \frac{\bar L}{L_k}\Bigr), \qquad
         q_k = \Bigl(1 - \sum_i x_i\Bigr) \frac{w_k}{\sum_i w_i} + x_k
 
-    The mean of recent returns :math:`\bar r` is the same for all arms: it changes no
-    comparison, and keeps the weights where they are while no episode returns anything.
+    With ``gated=False`` :math:`r_0` is 1 once anything was returned, and 0 before: no loss is
+    negative, and :meth:`regret_bound` holds. With ``gated=True`` it is the mean of recent
+    returns, and no bound is claimed: implicit exploration hides most of a rare arm's losses, so
+    that while the gate holds the weights drift towards the advised arms, and it is :math:`m`
+    alone that holds those back. Either keeps the weights while nothing is returned.
     Exploration is counted in steps: an arm whose episodes are longer (:math:`L_k`) than
     the mean episode (:math:`\bar L`) is explored less often, and takes about
     :math:`\gamma / K` of the steps.
@@ -73,11 +76,8 @@ class ShareBandit(SeededModule):
     counted by its length over ``whole_length``, at most 1: twice the posterior probability of
     advice that does so at a rate of :math:`h`, against advice that never does, at even odds.
 
-    While the gate holds, implicit exploration hides most of the advised arms' losses: the
-    weights drift towards them, and it is :math:`m` alone that holds those back.
-
     Returns are normalised by the smallest and largest so far, 0 included. A row whose
-    return is not finite counts nothing but is counted in ``ignored``.
+    return is not finite, or above 1e30 in size, only counts in ``ignored``.
 
     Keyword Args:
         arms: Shares of beta, rising from 0. Default: ``(0.0, 0.25, 0.5, 1.0)``.
@@ -98,7 +98,7 @@ class ShareBandit(SeededModule):
         evidence_high: :math:`e_{high}`. Default: ``0.8``.
         trust_low: Evidence at which trust starts. Default: ``0.8``.
         trust_high: Evidence at which it is whole. Default: ``0.99``.
-        gated: ``False`` is plain EXP3-IX. Default: ``True``.
+        gated: ``False`` is plain EXP3-IX, with its bound. Default: ``True``.
         seed: Seed of a random stream of the bandit's own. Default: ``0``.
 
     Raises:
@@ -158,16 +158,13 @@ class ShareBandit(SeededModule):
         ):
             if not fine:
                 raise ValueError(f"{name} must {rule}, got {value}.")
-        self.num_arms = len(arms)
+        self.num_arms, self.gated = len(arms), gated
         self.learning_rate, self.exploration_ix = learning_rate, learning_rate / 2
-        self.exploration = exploration
-        self.sharing = sharing
-        self.decay = decay
+        self.exploration, self.sharing, self.decay = exploration, sharing, decay
         self.trial_episodes, self.probation = trial_episodes, probation
         self.hit_rate, self.whole_length = hit_rate, whole_length
         self.evidence_low, self.evidence_high = mass
         self.trust_low, self.trust_high = trust
-        self.gated = gated
         self.register_buffer("arms", torch.tensor(arms), persistent=False)
         self.register_buffer("_one", torch.ones(()), persistent=False)
         # What the learner knows; decayed sums; what regret is estimated from.
@@ -215,12 +212,14 @@ class ShareBandit(SeededModule):
         return torch.special.ndtr(uplift / variance.sqrt())
 
     def _advised_mean(self) -> Tensor:
-        """Return the mean of recent normalised advised returns, shrunk towards a half."""
+        """Return the mean of recent returns of advised arms, acted or not, shrunk to a half."""
         returns = self._normalised(self.return_sums, self.counts)
         return (1.0 + returns[1:].sum()) / (2.0 + self.counts[1:].sum())
 
     def _usual(self) -> Tensor:
-        """Return the mean of all recent normalised returns, 0 before the first."""
+        """Return what losses are measured from, normalised; 0 before the first return."""
+        if not self.gated:
+            return (self.high > self.low).to(self.high.dtype)
         count = self.counts.sum()
         return self._normalised(self.return_sums.sum() / count.clamp_min(1e-9), self._one)
 
@@ -283,9 +282,7 @@ class ShareBandit(SeededModule):
         probs = share * self._shortness()
         return probs / probs.sum()
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         for name in ("drawn_from", "barren"):  # older checkpoints lack them
             state_dict.setdefault(prefix + name, getattr(self, name).clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -318,9 +315,9 @@ class ShareBandit(SeededModule):
     ) -> None:
         """Learn from finished episodes.
 
-        The rows of a call are one update: their loss estimates are added up, and weights
-        and decayed sums are those of one update a row, but that with ``sharing`` the weights
-        are shared once, by :math:`1 - (1 - α)^n` for :math:`n` episodes.
+        The rows of a call are one update: the decayed sums are those of one update a row. The
+        weights are so only nearly: range, :math:`r_0` and :math:`b` are taken once a call, and
+        they are shared once, by :math:`1 - (1 - α)^n` for :math:`n` episodes.
 
         Args:
             arm: Arm of the episode, int64 ``[N, 1]`` or any other shape.
@@ -330,8 +327,9 @@ class ShareBandit(SeededModule):
             done: Rows at which an episode ended, boolean, same shape, in order of time.
                 All other rows are left out.
             acted: Whether advice moved the policy in the episode at all, boolean, same
-                shape. Where it did not, the episode is an unadvised one to the evidence,
-                whatever its arm. Default: ``None``, wherever the arm is above 0.
+                shape. Where it did not, :math:`d`, :math:`b` and :math:`u` take the episode
+                for an unadvised one, whatever its arm; the mean advised return in :math:`v_1`
+                goes by the arm alone. Default: ``None``, wherever the arm is above 0.
 
         Raises:
             ValueError: If the shapes differ.
@@ -339,10 +337,12 @@ class ShareBandit(SeededModule):
         shapes = [tuple(value.shape) for value in (arm, prob, episode_return, length, done)]
         if len(set(shapes)) > 1:
             raise ValueError(f"arm, prob, episode_return, length, done: shapes differ, {shapes}.")
+        if not arm.numel():
+            return
         arm, done = arm.reshape(-1), done.reshape(-1)
         acted = arm > 0 if acted is None else (arm > 0) & acted.reshape(-1)
         prob, value, length = (x.reshape(-1).float() for x in (prob, episode_return, length))
-        usable = value.isfinite() & (prob > 0)
+        usable = (value.abs() <= _LARGEST_RETURN) & (prob > 0)
         counted = done & usable
         self.ignored.add_((done & ~usable).sum())
         value = torch.where(counted, value, 0.0)
@@ -417,7 +417,7 @@ class ShareBandit(SeededModule):
         return (self.episodes * best - self._normalised(self.obtained, self.episodes)).clamp_min(0)
 
     def regret_bound(self, num_episodes: int, *, num_switches: int = 0) -> float:
-        """Bound the expected regret of the ungated learner, in normalised episodes.
+        """Bound the expected regret with ``gated=False``, in normalised episodes.
 
         See :func:`~lore_torchrl.control.regret.exp3_regret_bound`.
 

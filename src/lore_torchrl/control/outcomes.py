@@ -142,6 +142,8 @@ class AdviceOutcomes(nn.Module):
     ) -> dict[str, Tensor]:
         """Tell the calibrator how the steps that followed advice turned out.
 
+        Rows whose advantage is not finite count neither as followed nor as strayed.
+
         Args:
             outcomes: Of :meth:`evaluate`.
             chosen: Index of the named action of each record, int64 ``[N, T, 1]``; of a
@@ -156,7 +158,7 @@ class AdviceOutcomes(nn.Module):
             (one half if there is none), and ``lore_followed``, their share.
         """
         logits, _, usable = clean_advice(prior_logits, confidence, mask)
-        usable = usable & outcomes.valid
+        usable = usable & outcomes.valid & outcomes.advantage.isfinite()
         taken = torch.roll(chosen, -1, dims=1)
         follows = usable & (taken == logits.argmax(-1, keepdim=True))
         strays = usable & ~follows

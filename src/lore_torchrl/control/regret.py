@@ -32,7 +32,10 @@ def exp3_regret_bound(
     exploration hides :math:`\gamma_{ix} \sum_k \hat\ell_k`, and each
     :math:`\hat\ell_k` expects at most 1. Exploration costs at most :math:`\gamma` an
     episode; sharing leaves an arm :math:`1 - \alpha` of its weight and hands a new one
-    :math:`\alpha / K`. For any returns on a known scale, learnt one by one;
+    :math:`\alpha / K`. For any returns in :math:`[0, 1]`, on a scale that is known,
+    learnt one by one, with losses :math:`1 - r \ge 0` as a
+    :class:`~lore_torchrl.control.ShareBandit` with ``gated=False`` takes them; a mean return
+    in the place of the 1 makes losses negative and breaks the bound.
     `Neu (2015) <https://arxiv.org/abs/1506.03271>`_ has the form that holds with high
     probability.
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 class SeededModule(nn.Module):
     """A module with buffers that draws from a random stream of its own.
 
-    The global stream is left alone. ``state_dict`` holds where the stream is; a copy of the
-    module begins at the seed, since a generator cannot be copied.
+    The global stream is left alone. ``state_dict`` holds where the stream is. A copy of the
+    module begins at the seed, since a generator cannot be copied, and so does one that is
+    moved to another device, which has streams of its own.
 
     Args:
         seed: Seed of the stream.
@@ -24,6 +25,8 @@ class SeededModule(nn.Module):
         self.__dict__["_generator"] = None
 
     def _generator_on(self, device: torch.device) -> torch.Generator:
+        # There is no generator on the meta device, where nothing is drawn.
+        device = torch.device("cpu") if device.type == "meta" else device
         if self._generator is None or self._generator.device != device:
             self.__dict__["_generator"] = torch.Generator(device).manual_seed(self.seed)
         return self._generator

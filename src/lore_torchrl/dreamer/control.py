@@ -28,8 +28,9 @@ class AdviceControlHook(TrainerHookBase):
 
     The bandit gets the finished stretches, each with the reward that fell in it. PriorNet's
     calibrator gets the rows whose answer was bought at that very step: what the network
-    said there, it said without having seen the answer. Where answers come late, in async
-    mode, it is kept until they do.
+    said there, it said without having seen the answer. The outcome of such a row is what it is
+    trained to claim: the adviser's confidence where the first choices agree, and 0 where not.
+    Where answers come late, in async mode, what it said is kept until they do.
 
     Args:
         share: What holds the bandit's arms, or ``None``. Needs ``step_count``.
@@ -41,8 +42,12 @@ class AdviceControlHook(TrainerHookBase):
             averaged over more answers is not the advice that was tried. Default: ``None``.
         exhausted: Returns whether no more answers can be bought; when they no longer can,
             the bandit is granted a last, whole trial. Default: ``None``.
-        retrial_growth: Factor above 1, or ``None`` for never. Default: ``None``.
+        retrial_growth: Factor above 1, or ``None`` for never; needs ``answers``.
+            Default: ``None``.
         device: Where both live. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If there is ``retrial_growth`` but not ``answers``.
     """
 
     def __init__(
@@ -55,6 +60,11 @@ class AdviceControlHook(TrainerHookBase):
         retrial_growth: float | None = None,
         device: torch.device | str = "cpu",
     ):
+        if retrial_growth is not None and answers is None:
+            raise ValueError(
+                f"retrial_growth={retrial_growth} grants trials as answers are bought: pass "
+                "answers, which counts them, or retrial_growth=None."
+            )
         self.share = share
         self.prior_net = prior_net
         self.answers = answers
@@ -66,7 +76,7 @@ class AdviceControlHook(TrainerHookBase):
         self._calibrator: ConfidenceCalibrator | None = None
         # Confidence and preferred action of PriorNet where a question was asked.
         self._open = OpenQuestions()
-        # Steps at which PriorNet's advice stood in for a call.
+        # Steps at which PriorNet's advice stood in for a call, whatever weight it was left.
         self.served = torch.zeros((), dtype=torch.long)
 
     def __call__(self, batch: TensorDictBase) -> None:
@@ -117,10 +127,10 @@ class AdviceControlHook(TrainerHookBase):
         fresh = batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)
         said = batch.get(keys.PRIOR_NET_LOGITS).argmax(-1, keepdim=True)
         right = (said == batch.get(keys.PRIOR_LOGITS).argmax(-1, keepdim=True)).float()
+        claimed = batch.get(keys.CONFIDENCE)
         confidence = batch.get(keys.PRIOR_NET_CONFIDENCE)
-        self.prior_net.calibrator.update(
-            *(value.to(self.device) for value in (confidence, right, fresh))
-        )
+        rows = confidence, right * claimed, fresh & claimed.isfinite()
+        self.prior_net.calibrator.update(*(value.to(self.device) for value in rows))
         self._open.note(
             batch, lambda _, env, time: (confidence[env, time].item(), said[env, time].item())
         )
@@ -140,8 +150,9 @@ class AdviceControlHook(TrainerHookBase):
         confidence = torch.tensor([[sure] for (sure, _), _ in taken], device=self.device)
         said = torch.tensor([action for (_, action), _ in taken])
         preferred = torch.tensor([advice.logits for _, advice in taken]).argmax(-1)
-        right = (said == preferred).to(confidence).unsqueeze(-1)
-        self.prior_net.calibrator.update(confidence, right, torch.ones_like(right))
+        claimed = torch.tensor([advice.confidence for _, advice in taken])
+        outcome = ((said == preferred) * claimed).to(confidence).unsqueeze(-1)
+        self.prior_net.calibrator.update(confidence, outcome, torch.ones_like(outcome))
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers for the log."""

@@ -57,7 +57,8 @@ def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
     values = {
         "lore/kl": batch.get(keys.KL).mean(),
         "lore/beta_mean": beta.mean(),
-        "lore/beta_std": beta.std(),
+        # A single weight shows no spread: neither NaN nor a 0 that looks like a gate stuck.
+        **({"lore/beta_std": beta.std()} if beta.numel() > 1 else {}),
         "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
         "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
         "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),

@@ -68,8 +68,9 @@ class LoReActor(TensorDictModuleBase):
     ``lore_share`` that a :class:`~lore_torchrl.control.ShareBandit` allows in this episode
     (where that entry is there), times the trust that ``calibrator`` has in the advice.
     ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice stands in where the
-    adviser gave none; ``lore_origin`` tells whose was used, and ``lore_need`` what a call
-    would add: :math:`\beta \cdot (1 - c_\phi)`.
+    adviser gave none; ``lore_origin`` tells whose was at hand, be its weight zero, and
+    ``lore_need`` what a call would add: :math:`\beta \cdot (1 - c_\phi)`, with 0 for a
+    :math:`c_\phi` that is not a number.
 
     Args:
         actor: Actor with a one-hot categorical distribution, such as
@@ -96,8 +97,9 @@ class LoReActor(TensorDictModuleBase):
 
     Raises:
         TypeError: If the mixer is for the other kind of actions.
-        ValueError: If the mixer does not fit the actor, or the gate weighs the critic's
-            variance and there is no critic that tells it.
+        ValueError: If the mixer does not fit the actor, the gate weighs the critic's
+            variance and there is no critic that tells it, or ``prior_net`` has another number
+            of actions than the advice.
 
     For continuous actions see :class:`~lore_torchrl.modules.GaussianLoReActor`.
 
@@ -150,6 +152,12 @@ class LoReActor(TensorDictModuleBase):
         self.value_model = value_model if gate.value_weight else None
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
+        choices = len(mixer.anchors) if isinstance(mixer, GaussianMixer) else gate.num_actions
+        if prior_net is not None and prior_net.num_actions != choices:
+            raise ValueError(
+                f"prior_net has num_actions={prior_net.num_actions}, but advice names {choices}: "
+                f"build it with num_actions={choices}."
+            )
         check_groups(calibrator, prior_net)
         self.calibrator = calibrator
         self.share_key = share_key
@@ -316,7 +324,7 @@ class LoReActor(TensorDictModuleBase):
         origin = learnt = None
         if own is not None:
             filled = self.prior_net.fill(own, prior_logits, confidence, mask)
-            need = weighed.beta * (1.0 - filled.sure)
+            need = weighed.beta * (1.0 - torch.nan_to_num(filled.sure, nan=0.0))
             learnt = filled.learnt.long()
             origin = mask * keys.ORIGIN_ADVISER + learnt * keys.ORIGIN_PRIOR_NET
             prior_logits, confidence, mask = filled[:3]

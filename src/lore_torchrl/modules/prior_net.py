@@ -36,11 +36,12 @@ class PriorNet(TensorDictModuleBase):
         \rho_\phi = \mathrm{softmax}(\ell_\phi), \qquad c_\phi = \sigma(z_\phi)
 
     over stochastic state :math:`s` and belief :math:`h`. :math:`c_\phi` is trained to be
-    the probability that the most likely action under :math:`\rho_\phi` is the adviser's
-    first choice (see :class:`~lore_torchrl.objectives.PriorNetLoss`). On the states that
-    it was trained on a network knows the answers, so ``calibrator`` corrects
-    :math:`c_\phi` by how often it was right about situations that were asked about only
-    afterwards. Policy distillation: https://arxiv.org/abs/1511.06295.
+    the adviser's confidence where the most likely action under :math:`\rho_\phi` is the
+    adviser's first choice, and 0 where it is not (see
+    :class:`~lore_torchrl.objectives.PriorNetLoss`): of an adviser that is sure, the
+    probability of its first choice. On the states that it was trained on a network knows the
+    answers, so ``calibrator`` corrects :math:`c_\phi` by the same outcome in situations that
+    were asked about only afterwards. Policy distillation: https://arxiv.org/abs/1511.06295.
 
     Args:
         in_features: Size of state and belief together.

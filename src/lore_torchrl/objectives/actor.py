@@ -217,6 +217,12 @@ class LoReActorLoss(LossModule):
             )
         if gated and gate is None:
             raise ValueError("gated=True needs the policy's gate.")
+        weighs_value = (mixes or gated) and gate is not None and gate.value_weight > 0
+        if weighs_value and (gate.value_source == "ensemble") == (value_ensemble is None):
+            raise ValueError(
+                f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble as "
+                "value_ensemble with 'ensemble', and None with 'two_hot'."
+            )
         if distillation_weight and (gate is None or mixer is None):
             raise ValueError("distillation_weight needs the policy's gate and mixer.")
         if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:

@@ -39,6 +39,8 @@ class PriorNetLoss(LossModule):
 
     Raises:
         TypeError: If ``prior_net`` is no :class:`~lore_torchrl.modules.PriorNet`.
+        KeyError: In a call, if an entry is missing.
+        ValueError: In a call, if the advice names another number of actions than the network.
 
     Examples:
         >>> loss = PriorNetLoss(PriorNet(6, 3, num_cells=8))
@@ -74,16 +76,21 @@ class PriorNetLoss(LossModule):
         if not isinstance(prior_net, PriorNet):
             raise TypeError(f"prior_net must be a PriorNet, got {type(prior_net).__name__}.")
         self.prior_net = prior_net
+        self.out_keys = ["loss_prior_net", "prior_net_agreement", "prior_net_confidence"]
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What the network reads, and the advice."""
+        tk = self.tensor_keys
+        return [*self.prior_net.in_keys, tk.prior_logits, tk.confidence, tk.mask]
 
     def _forward_value_estimator_keys(self, **kwargs) -> None:
         return None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the loss and its metrics; zero where no state carries advice."""
-        tk = self.tensor_keys
-        state, belief = (tensordict.get(key).detach() for key in self.prior_net.in_keys)
-        advice = (tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
-        return self.terms(self.prior_net.predict(state, belief), *advice)
+        state, belief, *advice = (tensordict[key] for key in self.in_keys)
+        return self.terms(self.prior_net.predict(state.detach(), belief.detach()), *advice)
 
     def terms(
         self,
@@ -100,6 +107,11 @@ class PriorNetLoss(LossModule):
             confidence: Their confidence, shape ``[*B, 1]``.
             mask: Where there is advice, boolean, shape ``[*B, 1]``.
         """
+        if own[0].shape != prior_logits.shape:
+            raise ValueError(
+                f"The advice is {tuple(prior_logits.shape)} and PriorNet's {tuple(own[0].shape)}: "
+                f"build it with num_actions={prior_logits.shape[-1]}, the number of named actions."
+            )
         logits, weight, valid = clean_advice(prior_logits, confidence, mask)
         own, raw = own
         kl = categorical_kl(torch.log_softmax(logits, -1), torch.log_softmax(own, -1))

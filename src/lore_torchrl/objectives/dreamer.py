@@ -46,15 +46,17 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         disagreement_loss: Trains the gate's ensemble on them. Default: ``None``.
         value_ensemble_loss: Trains the gate's value ensemble on their lambda returns;
             needs ``outcomes``. Default: ``None``.
-        outcomes: Measures what following the advice led to, for the calibrator of
-            ``actor_loss`` and for a gate that adapts its weights. Default: ``None``.
+        outcomes: Measures what following the advice led to. Needed where ``actor_loss`` has a
+            calibrator, which must be its own too, or a gate that adapts its weights.
+            Default: ``None``.
 
     Each of these costs nothing where it is ``None``, and none of them gives the world
     model, the critic or the actor a gradient.
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
-        ValueError: If ``value_ensemble_loss`` is there without ``outcomes``.
+        ValueError: If something that learns from ``outcomes`` is there without them, or their
+            calibrator is not that of ``actor_loss``.
         KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
@@ -90,12 +92,27 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         value_ensemble_loss: ValueEnsembleLoss | None = None,
         outcomes: AdviceOutcomes | None = None,
     ):
-        if value_ensemble_loss is not None and outcomes is None:
-            raise ValueError("value_ensemble_loss regresses lambda returns: pass outcomes.")
         if not isinstance(actor_loss, LoReActorLoss):
             raise TypeError(
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
                 "stock actor loss in LoReActorLoss(...) first."
+            )
+        calibrator, gate = actor_loss.calibrator, actor_loss.gate
+        for name, there in (
+            ("value_ensemble_loss", value_ensemble_loss is not None),
+            ("The calibrator of actor_loss", calibrator is not None),
+            ("The gate of actor_loss, with adapt_rate,", gate is not None and gate.adapt_rate),
+        ):
+            if there and outcomes is None:
+                raise ValueError(
+                    f"{name} learns from the returns of real steps: pass "
+                    "outcomes=AdviceOutcomes(calibrator, value_model), with the calibrator of "
+                    "actor_loss or None."
+                )
+        if outcomes is not None and outcomes.calibrator is not calibrator:
+            raise ValueError(
+                "outcomes and actor_loss have different calibrators, so that one would never "
+                "learn and the other never be asked: give both the same, or none."
             )
         super().__init__(
             model_loss,

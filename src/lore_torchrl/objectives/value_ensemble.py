@@ -34,6 +34,7 @@ class ValueEnsembleLoss(LossModule):
 
     Raises:
         TypeError: If ``ensemble`` is no :class:`~lore_torchrl.modules.ValueEnsemble`.
+        KeyError: In a call, if an entry is missing.
         ValueError: In a call, if target or mask has another shape than ``[*B, 1]``.
 
     Examples:
@@ -85,7 +86,7 @@ class ValueEnsembleLoss(LossModule):
             value_target: Return, shape ``[*B, 1]``.
             valid: States that count, boolean, shape ``[*B, 1]``. Default: all.
         """
-        state, belief = (tensordict.get(key).detach() for key in self.ensemble.in_keys)
+        state, belief = (tensordict[key].detach() for key in self.ensemble.in_keys)
         for name, value in (("value_target", value_target), ("valid", valid)):
             if value is not None and value.shape != (*state.shape[:-1], 1):
                 raise ValueError(
@@ -110,4 +111,4 @@ class ValueEnsembleLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the loss and its metric."""
-        return self.terms(tensordict, tensordict.get(self.tensor_keys.value_target))
+        return self.terms(tensordict, tensordict[self.tensor_keys.value_target])
