@@ -416,3 +416,13 @@ def test_the_class_of_a_situation_knows_what_the_mission_names():
     assert fits == "|key|locked fitting door|locked fitting door 0 0"
     other = class_of({(3, 5): locked}, carrying=(KEY, RED, 0))
     assert other == "|key|locked door|locked door 0 0"
+
+
+def test_the_class_of_a_situation_tells_the_colours_of_a_mission_apart():
+    mission = "open the {} door, then open the {} door"
+    red, blue = (DOOR, RED, CLOSED), (DOOR, BLUE, CLOSED)
+    one = class_of({(3, 5): red, (1, 1): blue}, mission.format("red", "blue"))
+    # Its reverse asks for the opposite action; in other colours it is the same question.
+    assert one != class_of({(3, 5): red, (1, 1): blue}, mission.format("blue", "red"))
+    assert one == class_of({(3, 5): blue, (1, 1): red}, mission.format("blue", "red"))
+    assert one.startswith("open the c1 door, then open the c2 door||closed named c1 door|")
