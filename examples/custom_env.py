@@ -16,7 +16,8 @@ SWITCHES = 6
 class Lock(gym.Env):
     """A lock opens when its switches are pressed from left to right; a wrong one resets it."""
 
-    def __init__(self):
+    def __init__(self, max_steps=60):
+        self.max_steps = max_steps
         self.render_mode = "rgb_array"
         box = gym.spaces.Box(0.0, 1.0, (SWITCHES + 1,), np.float32)
         self.observation_space = gym.spaces.Dict({"observation": box})
@@ -31,7 +32,7 @@ class Lock(gym.Env):
         self.pressed = self.pressed + 1 if action == self.pressed else 0
         self.steps += 1
         is_open = self.pressed == SWITCHES
-        return self._observe(), float(is_open), is_open, self.steps >= 60, {}
+        return self._observe(), float(is_open), is_open, self.steps >= self.max_steps, {}
 
     def _observe(self):
         return {"observation": np.eye(SWITCHES + 1, dtype=np.float32)[self.pressed]}
@@ -57,10 +58,11 @@ class LockDescriber:
 
 
 class LockFamily(GymFamily):
-    def __init__(self, env_id, *, max_steps=None): ...
+    def __init__(self, env_id, *, max_steps=None):
+        self.max_steps = 60 if max_steps is None else max_steps
 
     def make_gym(self, pixels=False):
-        return Lock()
+        return Lock(self.max_steps)
 
     def make_describer(self, *, memory=False, image=False):
         return LockDescriber()

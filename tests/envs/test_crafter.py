@@ -436,3 +436,27 @@ def test_rows_of_a_batch_are_worlds_of_their_own():
 
 def test_a_sampled_question():
     assert sample_request(Crafter(**SMALL), steps=3, image=True).image[:4] == b"\x89PNG"
+
+
+def test_asleep_and_tired_nothing_can_be_made_or_placed():
+    env = CrafterEnv(area=(16, 16))
+    env.reset(seed=0)
+    player = env.game.player
+    player.inventory |= {"sapling": 9, "stone": 9, "wood": 9, "energy": 5}
+    x, y = player.pos + np.array(player.facing)
+    env.game.world[x, y] = "grass"
+    index = ACTIONS.index("place_stone")
+    assert env._observe(None)["action_mask"][index]
+    player.sleeping = True
+    assert not env._observe(None)["action_mask"][index]
+    # With full energy the game wakes first.
+    player.inventory["energy"] = 9
+    assert env._observe(None)["action_mask"][index]
+
+
+def test_the_legend_says_that_lava_is_deadly():
+    env = CrafterEnv(area=(16, 16))
+    seen, _ = env.reset(seed=0)
+    assert "deadly" not in CrafterDescriber().request(0, seen).description
+    seen["view"][0, 0] = CODE["lava"]
+    assert "lava (deadly)" in CrafterDescriber().request(0, seen).description

@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_named(parts, message):
         check_family(broken(**parts))
 
 
-def test_what_a_run_needs_beyond_that_is_named():
+def test_what_a_run_needs_beyond_that_is_named(monkeypatch):
     with pytest.raises(TypeError, match=r"no 'coarse_key'.*lore.calls.coarse=false"):
         check_family(broken(), coarse=True)
     with pytest.raises(ValueError, match=r"'action_mask', which lore\.epsilon"):
@@ -291,6 +291,9 @@ def test_what_a_run_needs_beyond_that_is_named():
         check_family(FrozenLake(), image=True)
     with pytest.raises(ValueError, match="no picture"):
         sample_request(FrozenLake(), image=True)
+    monkeypatch.setattr(FrozenLake, "episode_keys", ("nope",), raising=False)
+    with pytest.raises(ValueError, match=r"no entry 'nope', which summarize_episodes\(\) reads"):
+        check_family(FrozenLake(), advised=False)
     check_family(broken(without="request"), advised=False)
     with pytest.raises(ValueError, match="no entry 'success'"):
         check_family(broken(env=lambda env: env.base_env), advised=False)
@@ -366,6 +369,10 @@ def test_families_that_are_none(monkeypatch):
         ("snake.Snake", "Snake", {"size": 4, "apples": 30}, "at most 13, got 30.*Raise size"),
         ("finance.FinancialRegimes", "Finance", {"regimes": {"drift": 1.0}}, "list of mappings"),
         ("finance.FinancialRegimes", "Finance", {"window": 20.5}, "window must be a whole number"),
+        ("frozen_lake.FrozenLake", "FrozenLake-v1", {"slippery": "no"}, "slippery.*true or false"),
+        ("snake.Snake", "Snake", {"poison": "off"}, "poison must be true or false, got 'off'"),
+        ("minigrid.MiniGrid", "x", {"done_is_valid": 1}, "done_is_valid must be true or false"),
+        ("minigrid.MiniGrid", "x", {"encode_mission": "no"}, "true, false or null, got 'no'"),
         ("crafter.Crafter", "Crafter", {"area": 64}, "a width and a height.*got 64"),
         ("crafter.Crafter", "Crafter", {"area": [64]}, "a width and a height"),
     ],
@@ -381,6 +388,9 @@ def test_a_family_takes_what_a_run_gives_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "own", own)
     own.Thing = type("Thing", (), {"__init__": lambda self, env_id: None})
     with pytest.raises(TypeError, match=r"Thing\(\) must take the keyword max_steps"):
+        build_family("own.Thing", "x", max_steps=None, options={})
+    own.Thing = type("Thing", (), {"__init__": lambda self, *, max_steps: None})
+    with pytest.raises(TypeError, match=r"Thing\(\) cannot be called with env\.id.*too many pos"):
         build_family("own.Thing", "x", max_steps=None, options={})
     own.Thing = type(
         "Thing",

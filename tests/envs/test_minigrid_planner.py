@@ -2,6 +2,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("minigrid")
 
@@ -16,15 +17,18 @@ from lore_torchrl.envs.minigrid_describe import (
     ACTIONS,
     BALL,
     BOX,
+    CLOSED,
     DOOR,
     EMPTY,
     GOAL,
     KEY,
     LAVA,
     LOCKED,
+    UNSEEN,
     WALL,
     MiniGridDescriber,
 )
+from lore_torchrl.envs.minigrid_features import valid_actions
 from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
 GET_GOAL = "get to the green goal square"
@@ -110,6 +114,119 @@ def test_does_not_take_up_and_drop_the_same_thing_for_ever():
     """Distractors lie about: keys of no known use, and things that bar the locked door."""
     wins, _ = solved("BabyAI-UnlockPickupDist-v0", memory=True, episodes=40)
     assert wins >= 39
+
+
+@pytest.mark.parametrize(
+    ("env_id", "least"),
+    [
+        ("MiniGrid-KeyCorridorS3R1-v0", 20),
+        ("MiniGrid-ObstructedMaze-1Dlhb-v0", 10),
+        ("BabyAI-KeyInBox-v0", 10),
+    ],
+)
+def test_solves_what_random_steps_have_disturbed(env_id, least):
+    """Half of 120 steps are random; then the advice alone has to get there, with no step lost."""
+    env = gym.make(env_id, disable_env_checker=True, max_steps=1000)
+    describer, planner = MiniGridDescriber(memory=True), MiniGridPlanner()
+    generator, wins = np.random.default_rng(0), 0
+    for episode in range(least):
+        seen, _ = env.reset(seed=episode)
+        describer.observe(0, seen, None, reset=True)
+        for step in range(400):
+            possible = np.flatnonzero(valid_actions(torch.as_tensor(seen["image"])).numpy())
+            action = int(np.argmax(planner(describer.request(0, seen))))
+            assert action in possible
+            if step < 120 and generator.random() < 0.5:
+                action = int(generator.choice(possible))
+            seen, reward, ended, _, _ = env.step(action)
+            describer.observe(0, seen, action, reset=False)
+            if ended:
+                break
+        wins += reward > 0
+    assert wins == least
+
+
+THINGS = {
+    **{"#": (WALL, 5, 0), ".": (EMPTY, 0, 0), "^": (EMPTY, 0, 0), "?": (UNSEEN, 0, 0)},
+    **{"K": (KEY, 4, 0), "k": (KEY, 2, 0), "O": (BALL, 0, 0), "B": (BOX, 5, 0), "G": (GOAL, 1, 0)},
+    **{"L": (DOOR, 4, LOCKED), "l": (DOOR, 2, LOCKED), "D": (DOOR, 4, CLOSED), "~": (LAVA, 0, 0)},
+}
+
+
+def on_map(drawing, mission, carrying=None):
+    """The best action on a remembered map, drawn by row; ``None`` without advice."""
+    rows = drawing.split()
+    cells = np.array([[THINGS[sign] for sign in line] for line in rows], dtype=np.uint8)
+    (place,) = [(line.index("^"), row) for row, line in enumerate(rows) if "^" in line]
+    facts = {
+        "map": cells.swapaxes(0, 1),
+        "position": place,
+        "carrying": carrying,
+        "mission": mission,
+        "memory": True,
+        "view": np.zeros((7, 7, 3), dtype=np.uint8),
+    }
+    advice = MiniGridPlanner()(AdviceRequest("text", ACTIONS, "key", facts=facts))
+    return None if advice is None else ACTIONS[int(np.argmax(advice))]
+
+
+BALL_MISSION, GO_MISSION = "pick up the red ball", "go to the red ball"
+
+
+def test_drops_in_its_own_cell_where_there_is_no_other():
+    held = (KEY, 4)
+    assert on_map("### #O# #.# #^# ###", BALL_MISSION, held) == "forward"
+    # Out of the cell and turned round: the cell left is the one to drop in.
+    assert on_map("### #.# #^# #O# ###", BALL_MISSION, held) == "drop"
+    # With no cell to drop in at all there is no advice.
+    assert on_map("### #O# #^# ###", BALL_MISSION, held) is None
+
+
+@pytest.mark.parametrize(
+    ("mission", "at_the_box"),
+    [(GO_MISSION, "pickup"), (BALL_MISSION, "toggle"), ("get to the goal", "toggle")],
+)
+def test_takes_up_what_bars_a_door_or_the_unseen(mission, at_the_box):
+    assert on_map("##### ?.D.# ###B# #..^# #####", mission) == at_the_box
+    bend = "######## #?.....# ######.# ######k# ######.# ######^# ########"
+    assert on_map(bend, mission) == "forward"
+
+
+def test_missions_to_go_to_something_unlock_doors_last():
+    assert on_map("#L### #..K# #..^# #####", GO_MISSION) == "pickup"
+    assert on_map("#.L#? #..^? #.K.# #####", GO_MISSION) == "right"  # the unseen comes first
+    assert on_map("###L# #..^# #####", GO_MISSION, (KEY, 4)) == "toggle"
+    # Fetch ends with the first object taken up, and GoToObject with the first box opened.
+    assert on_map("#L### #..K# #..^# #####", "get a red ball") is None
+    assert on_map("##### #..B# #..^# #####", GO_MISSION) is None
+
+
+def test_changes_the_key_of_a_barred_door_for_that_of_a_free_one():
+    barred, free = "#l### #O.K# #..^# ##L##", "#l### #O..# #..^# #####"
+    assert on_map(barred, "get to the goal", (KEY, 2)) != "pickup"
+    # The blue door is barred by the ball: the blue key goes down, the ball comes up.
+    assert on_map(free, "get to the goal", (KEY, 2)) == "drop"
+
+
+def test_puts_down_what_the_mission_says_to_go_to():
+    assert on_map("##### #...# #..^# #####", GO_MISSION, (BALL, 0)) == "drop"
+    assert on_map("##### #...# #..^# #####", GO_MISSION, (BALL, 2)) is None
+
+
+def test_opens_boxes_where_nothing_else_is_left():
+    assert on_map("#L### #..B# #..^# #####", "get to the goal") == "toggle"
+    assert on_map("#L### #...# #..^# #####", "get to the goal", (BOX, 5)) == "drop"
+    # Not into a doorway, where it would bar the way to the door.
+    assert on_map("###L# #...# #..^# #####", "get to the goal", (BOX, 5)) != "drop"
+    assert on_map("#L### #..B# #..K# #..^# #####", "get to the goal") == "pickup"
+
+
+def test_with_nothing_left_to_do_there_is_no_advice():
+    assert on_map("##### #...# #..^# #####", "get to the goal") is None
+    # A turn shows what lies beyond lava, not what lies beyond a wall or a door.
+    assert on_map("####### #^~~??# #######", "get to the goal") == "right"
+    assert on_map("####### #^~#??# #######", "get to the goal") is None
+    assert on_map("####### #^~L??# #######", "get to the goal") is None
 
 
 def test_solves_doorkey_5x5_without_memory_from_few_keys():
@@ -299,3 +416,13 @@ def test_the_class_of_a_situation_knows_what_the_mission_names():
     assert fits == "|key|locked fitting door|locked fitting door 0 0"
     other = class_of({(3, 5): locked}, carrying=(KEY, RED, 0))
     assert other == "|key|locked door|locked door 0 0"
+
+
+def test_the_class_of_a_situation_tells_the_colours_of_a_mission_apart():
+    mission = "open the {} door, then open the {} door"
+    red, blue = (DOOR, RED, CLOSED), (DOOR, BLUE, CLOSED)
+    one = class_of({(3, 5): red, (1, 1): blue}, mission.format("red", "blue"))
+    # Its reverse asks for the opposite action; in other colours it is the same question.
+    assert one != class_of({(3, 5): red, (1, 1): blue}, mission.format("blue", "red"))
+    assert one == class_of({(3, 5): blue, (1, 1): red}, mission.format("blue", "red"))
+    assert one.startswith("open the c1 door, then open the c2 door||closed named c1 door|")

@@ -250,6 +250,8 @@ class CrafterEnv(gym.Env):
             else:
                 continue
             mask[index] = there and all(held[item] >= count for item, count in needs.items())
+            # Asleep, the game takes every action for sleep until energy is full.
+            mask[index] &= not (self.game.player.sleeping and held["energy"] < 9)
         mask[ACTIONS.index("sleep")] = held["energy"] < 9
         return mask
 

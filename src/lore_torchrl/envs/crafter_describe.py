@@ -133,9 +133,8 @@ class CrafterDescriber:
         )
         lines = ["".join(_SYMBOLS[CODES[code]] for code in line) for line in view.T]
         present = [CODES[code] for code in np.unique(view)]
-        legend = ", ".join(
-            f"'{_SYMBOLS[name]}' {'you' if name == 'player' else name}" for name in present
-        )
+        told = {"player": "you", "lava": "lava (deadly)"}
+        legend = ", ".join(f"'{_SYMBOLS[name]}' {told.get(name, name)}" for name in present)
         carried = [
             f"{count} {item.replace('_', ' ')}"
             for item, count in held.items()

@@ -129,8 +129,9 @@ def build_family(
         options: Further keywords of the class.
 
     Raises:
-        ValueError: If there is no such class, or it does not take these options.
-        TypeError: If it is no :class:`EnvFamily`.
+        ValueError: If there is no such class, it does not take these options, or one whose
+            default is true or false is neither.
+        TypeError: If it is no :class:`EnvFamily`, or its class does not take ``env_id``.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -152,7 +153,19 @@ def build_family(
             raise ValueError(
                 f"env.options.{option}: set env.{option.removeprefix('env_')} instead."
             )
+    for option, value in options.items():
+        flag = option in known and isinstance(known[option].default, bool)
+        if flag and not isinstance(value, bool):
+            raise ValueError(f"env.options.{option} must be true or false, got {value!r}.")
     _check_takes(made, name, ("max_steps",))
+    try:
+        inspect.signature(made).bind(env_id, max_steps=max_steps, **options)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}() cannot be called with env.id as its first argument and the keywords "
+            f"{', '.join(['max_steps', *options])}: {error}. See "
+            "lore_torchrl.envs.family.EnvFamily."
+        ) from error
     family = made(env_id, max_steps=max_steps, **options)
     for method, keywords in _METHODS.items():
         if not callable(getattr(family, method, None)):
@@ -197,7 +210,8 @@ def check_family(
         ValueError: If shapes, actions or keys do not fit.
     """
     name = type(family).__name__
-    needed = {"success": "every run"}
+    needed = dict.fromkeys(getattr(family, "episode_keys", ()), "summarize_episodes()")
+    needed["success"] = "every run"
     if advised:
         describer = family.make_describer(memory=memory, image=image)
         _check_describer(describer, coarse=coarse)

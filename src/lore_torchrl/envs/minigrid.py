@@ -350,6 +350,9 @@ class MiniGrid:
         max_steps: Step limit of an episode; ``None`` for the id's own. Default: ``None``.
         encode_mission: See :func:`make_env`. Default: ``None``.
         done_is_valid: See :func:`make_env`. Default: ``False``.
+
+    Raises:
+        ValueError: If ``encode_mission`` is neither true, false nor ``None``.
     """
 
     def __init__(
@@ -360,6 +363,8 @@ class MiniGrid:
         encode_mission: bool | None = None,
         done_is_valid: bool = False,
     ) -> None:
+        if encode_mission not in (None, True, False):
+            raise ValueError(f"encode_mission must be true, false or null, got {encode_mission!r}.")
         self.env_id = env_id
         self.settings = {
             "max_steps": max_steps,

@@ -78,12 +78,25 @@ def _named(cell: Sequence[int], mission: str) -> bool:
     return False
 
 
+def _places(mission: str) -> dict[str, str]:
+    """Return ``c1``, ``c2`` and so on for the colours of a mission, by their first mention.
+
+    A mission of one colour has no need to tell it from others: it is left out.
+    """
+    colors = list(dict.fromkeys(word for word in mission.split() if word in COLORS))
+    places = {color: f"c{number}" for number, color in enumerate(colors, 1)}
+    return places if len(places) > 1 else dict.fromkeys(colors, "")
+
+
 def _role(cell: Sequence[int], mission: str, carrying: tuple[int, int] | None) -> str:
     """Return a cell's content with what its colour means in place of the colour."""
     kind, color, state = (int(value) for value in cell)
     words = [DOOR_STATES[state]] if kind == DOOR else []
     if _named(cell, mission):
         words.append("named")
+        place = _places(mission).get(COLORS[color])
+        if kind != GOAL and place:
+            words.append(place)
     if kind == DOOR and carrying == (KEY, color):
         words.append("fitting")
     return " ".join([*words, OBJECTS[kind]])
@@ -150,7 +163,9 @@ class MiniGridDescriber:
 
     It shows what the agent may know and no more: its view, what it carries, the mission
     and, with ``memory``, what it has seen since the reset, put together by dead reckoning
-    from views, actions and compass. Cells remembered are as last seen.
+    from views, actions and compass. Cells remembered are as last seen. Where other things move
+    into the cell ahead as the agent steps (Dynamic-Obstacles), a step that did not happen is
+    counted and the map goes wrong: leave ``memory`` off there.
 
     Facts of a request: ``map``, uint8 ``[columns, rows, 3]`` in MiniGrid's codes, turned so
     that ahead is up; ``position``, the agent's (column, row) in it; ``carrying``, (object,
@@ -251,12 +266,15 @@ class MiniGridDescriber:
         Mission, what is carried, what is ahead, and of each thing in view that the mission
         names (of all, where it names none of them; of lava always) its kind, side (left,
         middle, right) and distance band (1, 2-3, beyond). Colours are told by what they mean
-        alone: whether the mission names the thing, and whether the key that is carried fits.
+        alone: whether the mission names the thing, as which of its colours where it has several
+        (``c1`` the first), and whether the key that is carried fits.
         """
         view, mission = _view(observation), str(observation["mission"])
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         carrying = carried_object(view)
-        parts = [" ".join(word for word in mission.split() if word not in COLORS)]
+        places = _places(mission)
+        words = (places.get(word, word) for word in mission.split())
+        parts = [" ".join(word for word in words if word)]
         parts.append("" if carrying is None else _role((*carrying, 0), mission, None))
         if self.done_is_valid:
             parts.append("done")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,18 +26,22 @@ from lore_torchrl.envs.minigrid_describe import (
     PICKABLE,
     UNSEEN,
 )
+from lore_torchrl.envs.minigrid_routes import (
+    HEADINGS,
+    Cell,
+    Distances,
+    Situation,
+    SubGoal,
+    distance_to,
+    distances_to,
+    reachable,
+    turning_reveals,
+)
 
-Cell = tuple[int, int]
-_Distances = dict[tuple[Cell, int], float]
-# Egocentric headings ahead, right, behind, left as (columns, rows); rows grow backwards.
-_HEADINGS = ((0, -1), (1, 0), (0, 1), (-1, 0))
-_UNSEEN_CELL = (UNSEEN, 0, 0)
 _DEADLY = -1000.0
 _UNREACHABLE = 100.0
 _UNDO = 2.0
 _DROP_RADIUS = 3
-# More than any way round in a room: only objects that truly bar the way are taken up.
-_PUSH = 50.0
 # Below one step, so it only decides between equally good turns. A planner without memory
 # then sweeps one way round instead of turning back and forth.
 _LEFT_BIAS = 0.25
@@ -55,45 +58,6 @@ _GO = re.compile(
 
 
 @dataclass(frozen=True)
-class _Situation:
-    """A map with the agent in it; actions lead from one to the next."""
-
-    cells: Mapping[Cell, tuple[int, int, int]]
-    position: Cell
-    heading: int
-    carrying: tuple[int, int] | None
-
-    @property
-    def front(self) -> Cell:
-        dx, dy = _HEADINGS[self.heading]
-        return self.position[0] + dx, self.position[1] + dy
-
-    def at(self, cell: Cell) -> tuple[int, int, int]:
-        """Return kind, colour and state of a cell; what lies off the map is unseen."""
-        return self.cells.get(cell, _UNSEEN_CELL)
-
-    def find(self, *kinds: int) -> list[Cell]:
-        """Return the cells that hold one of ``kinds``."""
-        return [cell for cell, content in self.cells.items() if content[0] in kinds]
-
-    def put(self, cell: Cell, content: tuple[int, int, int], **changes: object) -> _Situation:
-        """Return the situation with one cell and the fields in ``changes`` replaced."""
-        return replace(self, cells={**self.cells, cell: content}, **changes)
-
-    def entry_cost(self, cell: Cell, *, push: bool = False) -> float:
-        """Return the steps to enter a neighbouring cell that the agent faces."""
-        kind, color, state = self.at(cell)
-        if kind in (EMPTY, FLOOR, GOAL):
-            return 1.0
-        if kind == DOOR:
-            if state == OPEN:
-                return 1.0
-            if state == CLOSED or self.carrying == (KEY, color):
-                return 2.0
-        return _PUSH if push and kind in PICKABLE else math.inf
-
-
-@dataclass(frozen=True)
 class _Task:
     """What the mission asks to do with which object, and whether others may be taken up."""
 
@@ -103,15 +67,6 @@ class _Task:
     action: str = "pickup"
 
 
-@dataclass(frozen=True)
-class _SubGoal:
-    """Face one of ``targets``, then take ``action``."""
-
-    targets: frozenset[Cell]
-    action: str
-    needs: tuple[int, int] | None = None
-
-
 class MiniGridPlanner:
     """Value each action by the steps left to the current sub-goal after taking it.
 
@@ -119,7 +74,8 @@ class MiniGridPlanner:
     through the cells known, opening doors on the way. The sub-goal is the first of these
     that is known and can be reached:
 
-    1. the goal, or the object that the mission names;
+    1. the goal, or the object that the mission names; where the mission is to go to what is
+       carried, an empty cell to drop it in;
     2. an object that bars the way to a locked door: take it up;
     3. a locked door whose key is carried: open it;
     4. a key, unless an open door of its colour shows that it has served;
@@ -128,17 +84,27 @@ class MiniGridPlanner:
     7. the nearest unseen cell next to a cell that can be walked on: face it (before 6 where
        the mission is to go to something).
 
-    Whatever else is carried is dropped first, where it blocks nothing. With none of these
-    it turns right. Lava is never entered and has the lowest value. Useless actions leave
-    the distance as it is; those to be undone later, such as dropping the key, add to it.
-    Turning left counts a quarter step more than turning right, to decide between equals.
+    With memory, and with all explored that can be reached:
+
+    8. what bars the way to the object to go to, or the next of 2 to 4 where a locked door is
+       known: missions to go to something leave keys and objects alone until here;
+    9. a box, unless the mission names it: open it, for it may hide a key;
+    10. an object that bars the way to a closed door or an unseen cell: take it up.
+
+    Whatever else is carried is dropped first, where it blocks nothing: in the agent's own
+    cell, once it has left it, where there is no other. It turns right where a turn is sure to
+    show unseen cells; with none of these it returns ``None``. Lava is never entered and has
+    the lowest value. Useless actions leave the distance as it is; those to be undone later,
+    such as dropping the key, add to it. Turning left counts a quarter step more than turning
+    right, to decide between equals.
 
     It covers missions that reach a goal (Empty, DoorKey, MultiRoom, FourRooms, Crossing,
-    LavaGap, DistShift, LockedRoom), open one door (Unlock, BabyAI's OpenDoor), pick up one
-    named object (Fetch, UnlockPickup, BlockedUnlockPickup, KeyCorridor, BabyAI's Pickup) or
-    go to one (GoToDoor, GoToObject, BabyAI's GoTo): facing it, ``done``. Boxes are not
-    opened, so mazes that hide the key in one (ObstructedMaze ``h``) are explored but not
-    solved, and moving obstacles are treated as fixed. For any other mission (Memory,
+    LavaGap, DistShift, LockedRoom), open one door (Unlock, BabyAI's OpenDoor and KeyInBox),
+    pick up one named object (Fetch, UnlockPickup, BlockedUnlockPickup, KeyCorridor,
+    ObstructedMaze, BabyAI's Pickup) or go to one (GoToDoor, GoToObject, BabyAI's GoTo): facing
+    it, ``done``. Where a mission ends in failure at what it takes for an errand (opening a
+    wrong door or taking up a wrong object, as in BabyAI's Debug levels), it is not covered,
+    and moving obstacles are treated as fixed. For any other mission (Memory,
     PutNext, BabyAI's with several parts, places or "object"), and for a request without the
     facts of :class:`~lore_torchrl.envs.minigrid_describe.MiniGridDescriber`, it returns
     ``None``.
@@ -161,7 +127,7 @@ class MiniGridPlanner:
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value an action, in the request's order, or ``None``."""
         facts = request.facts
-        if not {"map", "position", "carrying", "mission", "memory"} <= facts.keys():
+        if not {"map", "position", "carrying", "mission", "memory", "view"} <= facts.keys():
             return None
         task = _task(facts["mission"])
         if task is None:
@@ -172,11 +138,11 @@ class MiniGridPlanner:
             for row, content in enumerate(cells_of_column)
             if content[0] != UNSEEN
         }
-        now = _Situation(cells, facts["position"], 0, facts["carrying"])
-        # Without memory, what lies behind the view's near edge can never become known.
-        view = None if facts["memory"] else facts["map"].shape[:2]
-        goal = _choose(now, task, view=view)
-        distances = _distances(now, goal)
+        now = Situation(cells, facts["position"], 0, facts["carrying"])
+        goal = _choose(now, task, view=facts["view"].shape[:2], memory=facts["memory"])
+        if goal is None:
+            return None
+        distances = distances_to(now, goal)
         return [_value(now, goal, action, distances) for action in request.actions]
 
 
@@ -201,89 +167,133 @@ def _task(mission: str) -> _Task | None:
     return _Task() if mission == "open the door" else None
 
 
-def _choose(now: _Situation, task: _Task, *, view: Cell | None) -> _SubGoal:
+def _choose(now: Situation, task: _Task, *, view: Cell, memory: bool) -> SubGoal | None:
     """Return the sub-goal, the first of the planner's list that can be reached."""
     barred = None
     if task.kind is not None:
         wanted = [cell for cell in now.find(task.kind) if task.color in (None, now.cells[cell][1])]
         if task.action == "toggle":
             wanted = [cell for cell in wanted if _opens(now, cell)]
-        goal = _SubGoal(frozenset(wanted), task.action)
-        if _reachable(now, goal):
+        goal = SubGoal(frozenset(wanted), task.action)
+        if reachable(now, goal):
             by_hand = goal.action == "pickup" and now.carrying is not None
-            return _drop(now, goal) if by_hand else goal
+            errand = _drop(now, goal) if by_hand else goal
+            if errand is not None:
+                return errand
+        elif task.action == "done" and now.carrying is not None:
+            kind, color = now.carrying
+            if kind == task.kind and task.color in (None, color):
+                return _put_down(now)
         barred = goal
 
     doors = [(cell, *now.cells[cell][1:]) for cell in now.find(DOOR)]
+    closed = SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
+    # Without memory, what lies behind the view's near edge can never become known.
+    explore = SubGoal(_frontier(now, view=None if memory else view), "look")
     if task.tools:
         if any(state == LOCKED for _, _, state in doors):
             errand = _unlock(now, doors) or _clear(now, barred)
         else:  # No key is known to be of use: what can be cleared by hand goes first.
-            errand = _clear(now, barred) or _unlock(now, doors)
+            errand = _clear(now, barred)
+            # Nor is a key, where doors are known and no further one can be found.
+            needless = memory and doors and not any(reachable(now, g) for g in (closed, explore))
+            if errand is None and not needless:
+                errand = _unlock(now, doors)
         if errand is not None:
             return errand
 
-    closed = _SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
-    explore = _SubGoal(_frontier(now, view=view), "look")
     # GoToDoor ends where a wrong door is opened: there, look around first.
     for errand in (explore, closed) if task.action == "done" else (closed, explore):
-        if _reachable(now, errand):
+        if reachable(now, errand):
             return errand
-    # Without memory: along the walls, one way round.
-    ahead = view is not None and math.isfinite(now.entry_cost(now.front))
-    return _SubGoal(frozenset(), "forward" if ahead else "right")
+    if not memory:
+        # Along the walls, one way round.
+        ahead = math.isfinite(now.entry_cost(now.front))
+        return SubGoal(frozenset(), "forward" if ahead else "right")
+    if turning_reveals(now, view):
+        return SubGoal(frozenset(), "right")
+    return _last_errand(now, task, doors, barred=barred, closed=closed)
 
 
-def _opens(now: _Situation, door: Cell) -> bool:
+def _last_errand(
+    now: Situation,
+    task: _Task,
+    doors: Sequence[tuple[Cell, int, int]],
+    *,
+    barred: SubGoal | None,
+    closed: SubGoal,
+) -> SubGoal | None:
+    """Return what is left to try where all that can be reached is explored."""
+    if task.action == "done":
+        unlock = any(state == LOCKED for _, _, state in doors)
+        errand = _clear(now, barred) or (_unlock(now, doors) if unlock else None)
+        if errand is not None:
+            return errand
+    if not (task.tools or task.action == "done"):
+        return None
+    # A key may be hidden in a box. GoToObject, which is without tools, ends at any toggle.
+    if task.tools and now.carrying is not None and now.carrying[0] == BOX:
+        return _put_down(now)
+    named = barred.targets if barred is not None else frozenset()
+    boxes = SubGoal(frozenset(now.find(BOX)) - named, "toggle")
+    if task.tools and reachable(now, boxes):
+        return boxes
+    beyond = SubGoal(_frontier(now, *PICKABLE, view=None), "look")
+    return _clear(now, closed) or _clear(now, beyond)
+
+
+def _opens(now: Situation, door: Cell) -> bool:
     """Return whether a door is shut and would open with what is carried."""
     _, color, state = now.at(door)
     return state == CLOSED or (state == LOCKED and now.carrying == (KEY, color))
 
 
-def _unlock(now: _Situation, doors: Sequence[tuple[Cell, int, int]]) -> _SubGoal | None:
+def _unlock(now: Situation, doors: Sequence[tuple[Cell, int, int]]) -> SubGoal | None:
     """Return the next errand towards opening a locked door: clear it, open it, get the key."""
-    locked = {color: cell for cell, color, state in doors if state == LOCKED}
-    doorways = _SubGoal(frozenset(locked.values()), "toggle")
-    if locked and not _reachable(now, doorways):
+    locked = [(cell, color) for cell, color, state in doors if state == LOCKED]
+    held_key = now.carrying[1] if now.carrying and now.carrying[0] == KEY else None
+    known = {now.cells[cell][1] for cell in now.find(KEY)} | {held_key}
+    # Doors whose key is known, if any is; of these the ones that nothing bars, if any is free.
+    useful = [door for door in locked if door[1] in known] or locked
+    free = [door for door in useful if reachable(now, SubGoal(frozenset([door[0]]), "toggle"))]
+    useful = free or useful
+    colors = {color for _, color in useful}
+    doorways = SubGoal(frozenset(cell for cell, _ in useful), "toggle")
+    if locked and not free:
         clear = _clear(now, doorways)
         if clear is not None:
             return clear
-    held_key = now.carrying[1] if now.carrying and now.carrying[0] == KEY else None
-    if held_key in locked:
-        unlock = _SubGoal(frozenset([locked[held_key]]), "toggle", needs=now.carrying)
-        if _reachable(now, unlock):
-            return unlock
-    if held_key is not None and (not locked or held_key in locked):
+    fitting = frozenset(cell for cell, color in free if color == held_key)
+    if fitting:
+        return SubGoal(fitting, "toggle", needs=now.carrying)
+    if held_key is not None and (not locked or held_key in colors):
         return None
     served = {color for _, color, state in doors if state == OPEN}
-    useful = locked.keys() if locked else set(range(len(COLORS))) - served
-    keys = frozenset(cell for cell in now.find(KEY) if now.cells[cell][1] in useful)
-    fetch = _SubGoal(keys, "pickup")
-    if not _reachable(now, fetch):
+    if not locked:
+        colors = set(range(len(COLORS))) - served
+    keys = frozenset(cell for cell in now.find(KEY) if now.cells[cell][1] in colors)
+    fetch = SubGoal(keys, "pickup")
+    if not reachable(now, fetch):
         return _clear(now, fetch)
     return fetch if now.carrying is None else _drop(now, fetch, doorways if locked else None)
 
 
-def _reachable(now: _Situation, goal: _SubGoal) -> bool:
-    return bool(goal.targets) and math.isfinite(_distance(now, goal))
-
-
-def _frontier(now: _Situation, *, view: Cell | None) -> frozenset[Cell]:
-    """Return the unseen cells, up to ``last_row``, beside a cell that can be walked on."""
-    walkable = [now.position, *now.find(EMPTY, FLOOR)]
+def _frontier(now: Situation, *taken_up: int, view: Cell | None) -> frozenset[Cell]:
+    """Return the unseen cells, within ``view``, beside one to walk on or of a kind taken up."""
+    walkable = [now.position, *now.find(EMPTY, FLOOR, *taken_up)]
     walkable += [cell for cell in now.find(DOOR) if math.isfinite(now.entry_cost(cell))]
-    beside = {(cell[0] + dx, cell[1] + dy) for cell in walkable for dx, dy in _HEADINGS}
+    beside = {(cell[0] + dx, cell[1] + dy) for cell in walkable for dx, dy in HEADINGS}
     unseen = beside - now.cells.keys()
     if view is not None:
         unseen = {cell for cell in unseen if 0 <= cell[0] < view[0] and cell[1] < view[1]}
     return frozenset(unseen)
 
 
-def _clear(now: _Situation, barred: _SubGoal | None) -> _SubGoal | None:
+def _clear(now: Situation, barred: SubGoal | None) -> SubGoal | None:
     """Return the errand of taking up the first object on the way to a barred sub-goal."""
     if barred is None or not barred.targets:
         return None
-    distance = _distances(now, barred, push=True)
+    distance = distances_to(now, barred, push=True)
     state = (now.position, now.heading)
     if state not in distance:
         return None
@@ -294,7 +304,7 @@ def _clear(now: _Situation, barred: _SubGoal | None) -> _SubGoal | None:
         step = here.entry_cost(ahead, push=True)
         if distance.get((ahead, here.heading), math.inf) + step == distance[state]:
             if now.at(ahead)[0] in PICKABLE:
-                clear = _SubGoal(frozenset([ahead]), "pickup")
+                clear = SubGoal(frozenset([ahead]), "pickup")
                 return clear if now.carrying is None else _drop(now, clear)
             state = (ahead, here.heading)
         else:
@@ -303,69 +313,38 @@ def _clear(now: _Situation, barred: _SubGoal | None) -> _SubGoal | None:
     return None
 
 
-def _drop(now: _Situation, later: _SubGoal, then: _SubGoal | None = None) -> _SubGoal:
-    """Return the errand of emptying the hands where ``later``, and ``then``, stay reachable."""
+def _put_down(now: Situation) -> SubGoal:
+    """Return the errand of emptying the hands in the nearest empty cell, beside no door."""
+    empty = frozenset(now.find(EMPTY))
+    return SubGoal(frozenset(c for c in empty if not _beside_door(now, c)) or empty, "drop")
+
+
+def _beside_door(now: Situation, cell: Cell) -> bool:
+    return any(now.at((cell[0] + dx, cell[1] + dy))[0] == DOOR for dx, dy in HEADINGS)
+
+
+def _drop(now: Situation, later: SubGoal, then: SubGoal | None = None) -> SubGoal | None:
+    """Return the errand of emptying the hands where ``later``, and ``then``, stay reachable.
+
+    The agent's own cell, which it has to leave first, comes last.
+    """
     content = (*now.carrying, 0)
-    cells, beside_doors = set(), set()
+    cells, beside_doors, own = set(), set(), set()
     for cell in now.find(EMPTY):
         near = abs(cell[0] - now.position[0]) + abs(cell[1] - now.position[1]) <= _DROP_RADIUS
-        if not near or cell == now.position:
+        if not near:
             continue
         put = now.put(cell, content, carrying=None)
-        if _reachable(put, later) and (then is None or _reachable(put, then)):
-            beside_door = any(
-                now.at((cell[0] + dx, cell[1] + dy))[0] == DOOR for dx, dy in _HEADINGS
+        if reachable(put, later) and (then is None or reachable(put, then)):
+            kept = (
+                own if cell == now.position else beside_doors if _beside_door(now, cell) else cells
             )
-            (beside_doors if beside_door else cells).add(cell)
-    return _SubGoal(frozenset(cells or beside_doors), "drop")
+            kept.add(cell)
+    drops = (SubGoal(frozenset(place), "drop") for place in (cells, beside_doors, own))
+    return next((drop for drop in drops if reachable(now, drop)), None)
 
 
-def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Distances:
-    """Return the steps to complete ``goal`` from each (position, heading) that can.
-
-    Dijkstra backwards from the states that face a target: entering a closed door costs a
-    toggle more.
-    """
-    distance: _Distances = {}
-    queue: list[tuple[float, Cell, int]] = []
-    enter: dict[Cell, float] = {}
-
-    def cost(cell: Cell) -> float:
-        if cell not in enter:
-            enter[cell] = now.entry_cost(cell, push=push)
-        return enter[cell]
-
-    for target in goal.targets:
-        for heading, (dx, dy) in enumerate(_HEADINGS):
-            cell = (target[0] - dx, target[1] - dy)
-            if cell == now.position or math.isfinite(cost(cell)):
-                # A goal behind no door is one step; a target door is toggled, not entered.
-                heapq.heappush(queue, (0.0 if goal.action == "look" else 1.0, cell, heading))
-    while queue:
-        steps, cell, heading = heapq.heappop(queue)
-        if (cell, heading) in distance:
-            continue
-        distance[cell, heading] = steps
-        for turn in (1, 3):
-            if (cell, (heading + turn) % 4) not in distance:
-                heapq.heappush(queue, (steps + 1.0, cell, (heading + turn) % 4))
-        dx, dy = _HEADINGS[heading]
-        back = (cell[0] - dx, cell[1] - dy)
-        # The agent's own cell may be one that it could not enter again, such as lava.
-        if (back, heading) not in distance and (back == now.position or math.isfinite(cost(back))):
-            step = cost(cell)
-            if math.isfinite(step):
-                heapq.heappush(queue, (steps + step, back, heading))
-    return distance
-
-
-def _distance(now: _Situation, goal: _SubGoal) -> float:
-    if goal.needs is not None and now.carrying != goal.needs:
-        return math.inf
-    return _distances(now, goal).get((now.position, now.heading), math.inf)
-
-
-def _value(now: _Situation, goal: _SubGoal, action: str, distances: _Distances) -> float:
+def _value(now: Situation, goal: SubGoal, action: str, distances: Distances) -> float:
     """Return minus the steps left after ``action``; ``distances`` are those of ``now``."""
     kind, color, state = now.at(now.front)
     if action == "forward" and kind == LAVA:
@@ -397,7 +376,7 @@ def _value(now: _Situation, goal: _SubGoal, action: str, distances: _Distances) 
     if after.cells is now.cells:
         steps = distances.get((after.position, after.heading), math.inf)
     else:
-        steps = _distance(after, goal)
+        steps = distance_to(after, goal)
     if not math.isfinite(steps):
         # What cannot be reached any more can be again once the action is undone.
         steps = distances.get((now.position, now.heading), _UNREACHABLE) + _UNDO
