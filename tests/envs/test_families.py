@@ -282,6 +282,35 @@ def test_what_does_not_fit_is_named(parts, message):
         check_family(broken(**parts))
 
 
+def raises(request):
+    raise KeyError("map")
+
+
+@pytest.mark.parametrize(
+    ("planner", "message"),
+    [
+        (lambda request: [1.0, 0.0, 0.0], r"None or 4 numbers, one for each of .*got \[1.0, 0.0"),
+        (lambda request: [1.0, 0.0, 0.0, float("nan")], "got .*nan"),
+        (lambda request: 1.0, "this one fails: TypeError"),
+        (lambda request: [], r"got \[\]"),
+        (raises, r"first question this one fails: KeyError\('map'\)"),
+        (lambda request: None, None),
+        (lambda request: (0, 1, float("-inf"), 2), None),
+    ],
+)
+def test_a_planner_is_asked_once_at_the_start(planner, message):
+    key = sample_request(FrozenLake()).cache_key
+    actions = tuple(sample_request(FrozenLake()).actions)
+    family = broken(key=key, actions=actions)
+    family.make_planner = lambda: planner
+    if message is None:
+        check_family(family)
+    else:
+        with pytest.raises(ValueError, match=message):
+            check_family(family)
+    check_family(family, advised=False)
+
+
 def test_what_a_run_needs_beyond_that_is_named(monkeypatch):
     with pytest.raises(TypeError, match=r"no 'coarse_key'.*lore.calls.coarse=false"):
         check_family(broken(), coarse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.scripted import Planner
 
 MAX_ENVS = 1000
 MAX_SEED = 1_000_000
@@ -207,10 +209,12 @@ def check_family(
 
     Raises:
         TypeError: If the describer lacks something, or a spec is of another kind.
-        ValueError: If shapes, actions or keys do not fit.
+        ValueError: If shapes, actions or keys do not fit, or the planner fails.
     """
     name = type(family).__name__
     needed = dict.fromkeys(getattr(family, "episode_keys", ()), "summarize_episodes()")
+    for key in ("reward", "done", "terminated"):
+        needed.pop(key, None)
     needed["success"] = "every run"
     if advised:
         describer = family.make_describer(memory=memory, image=image)
@@ -231,7 +235,8 @@ def check_family(
                 )
             # A stock run, which has no describer, goes on from the same random numbers.
             with torch.random.fork_rng(devices=[]):
-                _check_questions(describer, env, image=image, coarse=coarse)
+                request = _check_questions(describer, env, image=image, coarse=coarse)
+                _check_planner(planner_of(family), request, name)
     finally:
         close_env(env)
     return sizes
@@ -343,7 +348,22 @@ def check_picture(request: AdviceRequest, describer: Describer) -> None:
         )
 
 
-def _check_questions(describer: Describer, env: EnvBase, *, image: bool, coarse: bool) -> None:
+def _check_planner(planner: Planner | None, request: AdviceRequest, name: str) -> None:
+    """Raise where a family's planner cannot answer its describer's question."""
+    wanted = f"{name}.make_planner(): a planner returns None or {len(request.actions)} numbers"
+    try:
+        values = None if planner is None else planner(request)
+        numbers = None if values is None else [float(value) for value in values]
+    except Exception as error:
+        raise ValueError(f"{wanted}; at the first question this one fails: {error!r}.") from error
+    odd = numbers is not None and len(numbers) != len(request.actions)
+    if odd or any(map(math.isnan, numbers or [])):
+        raise ValueError(f"{wanted}, one for each of {list(request.actions)}; got {numbers}.")
+
+
+def _check_questions(
+    describer: Describer, env: EnvBase, *, image: bool, coarse: bool
+) -> AdviceRequest:
     tensordict = env.reset()
     request = _check_question(describer, tensordict, None, coarse=coarse)
     if image:
@@ -358,6 +378,7 @@ def _check_questions(describer: Describer, env: EnvBase, *, image: bool, coarse:
     following = env.step(tensordict.set("action", action)).get("next")
     if not following.get("done")[0]:
         _check_question(describer, following, 0, coarse=coarse)
+    return request
 
 
 def _check_question(
@@ -419,7 +440,7 @@ def close_env(env: EnvBase) -> None:
     torch.set_num_threads(threads)
 
 
-def planner_of(family: EnvFamily) -> Callable[[AdviceRequest], Sequence[float] | None] | None:
+def planner_of(family: EnvFamily) -> Planner | None:
     """Return the family's planner, ``None`` where it has none."""
     make = getattr(family, "make_planner", None)
     return None if make is None else make()
