@@ -135,7 +135,7 @@ def test_the_text_tells_trend_volatility_regime_position_and_cost():
         "2.5 standard errors above none",
         "looks rising and turbulent",
         "You hold one share, at a profit",
-        "costs about 0.10%",
+        "costs about 0.10% at the year's first price, and more",
         "More than 10 days are left",
     ):
         assert words in request.description

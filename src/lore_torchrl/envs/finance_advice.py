@@ -181,7 +181,8 @@ def _tell(market: Market, cost: float) -> str:
         f"{moved(market.week, WEEK)}. Volatility is about {100 * market.volatility:.0f}% a year. "
         f"{trend} The market looks {market.direction} and {market.mood}; such regimes last for "
         f"weeks and then change without notice.\n{position} Each purchase and each sale costs "
-        f"about {100 * cost:.2f}%. {left} are left; at the end what is held is sold."
+        f"about {100 * cost:.2f}% at the year's first price, and more in proportion as the price "
+        f"is higher. {left} are left; at the end what is held is sold."
     )
 
 
@@ -195,7 +196,8 @@ class MomentumPlanner:
         g = \mathrm{sign}(z)\,\max(|z| - 0.75, 0)\;\sigma\sqrt{n / 252}\;
             \min(1, d / n)
 
-    Without a share, buying is worth :math:`g` less the cost of two trades. With one, selling
+    Without a share, buying is worth :math:`g` less the cost of two trades, taken at the year's
+    first price. With one, selling
     is worth :math:`-g`: its cost is due sooner or later anyway. Everything else is worth 0.
     Following a trend is an old rule: `Time series momentum
     <https://doi.org/10.1016/j.jfineco.2011.11.003>`_.
