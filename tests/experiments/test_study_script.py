@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ def start(monkeypatch, tmp_path):
     pytest.importorskip("hydra")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import study
+
+    # Hydra's "disabled" silences every logger there is, for the tests that follow too.
+    for logger in map(logging.getLogger, list(logging.root.manager.loggerDict)):
+        monkeypatch.setattr(logger, "disabled", logger.disabled)
 
     def call(*words: str) -> list[int | None]:
         begun = []
