@@ -221,6 +221,9 @@ def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
     env = EnvConfig(family="custom_env.LockFamily", id="Lock", num_envs=2)
     config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=160)
     assert train(config, advisor=custom_env.NextSwitch())["advice/calls"] > 0
+    lock = custom_env.LockFamily("Lock", max_steps=2).make_gym()
+    lock.reset()
+    assert [lock.step(1)[3] for _ in range(2)] == [False, True]
 
 
 def broken(**parts):

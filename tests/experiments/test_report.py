@@ -249,6 +249,9 @@ def test_runs_of_a_sweep_come_from_wandb_by_what_differs():
     ]
     by = read_wandb("someone/project", lambda project: found[:2], by=["lore.gate.kappa"])
     assert {record.method for record in by} == {"lore.gate.kappa=4.0"}
+    # Also by what makes no method of its own accord.
+    by = read_wandb("someone/project", lambda project: found[:1] + found[-1:], by=["total_steps"])
+    assert [record.method for record in by] == ["stock, total_steps=200", "total_steps=200"]
     with pytest.raises(ValueError, match=r"id0 and .*id0 are both Empty, LoRe, seed 0"):
         read_wandb("someone/project", lambda project: [found[0], found[0]])
     with pytest.raises(ValueError, match=r"id0 has no setting 'tau'"):

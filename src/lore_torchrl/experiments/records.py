@@ -121,15 +121,17 @@ def _records_of(runs: Sequence[_Run], by: Sequence[str]) -> list[Record]:
             for other in settings
             if other["env.id"] == env and (other.get("lore.enabled") != "false") == advised
         ]
-        # Without advice its settings make no difference.
-        names = [
+        differing = [
             name
-            for name in by or sorted(own)
-            if (by or any(other.get(name) != own[name] for other in like))
-            and not _NO_METHOD.match(name)
-            and (advised or not name.startswith(("lore.", "advisor.")))
+            for name in sorted(own)
+            if any(other.get(name) != own[name] for other in like) and not _NO_METHOD.match(name)
         ]
-        words = [f"{name}={own[name]}" for name in names]
+        # Without advice its settings make no difference.
+        words = [
+            f"{name}={own[name]}"
+            for name in by or differing
+            if advised or not name.startswith(("lore.", "advisor."))
+        ]
         if not (advised and words):
             words.insert(0, "LoRe" if advised else "stock")
         method = ", ".join(words)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -146,18 +146,36 @@ def run_jobs(
     for job in jobs:
         if job.state == "done" or (job.state == "failed" and not retry):
             _check_same(job)
-    running: set[subprocess.Popen] = set()
-    with _ending(running), ThreadPoolExecutor(processes) as pool:
-        errors = pool.map(lambda job: _run(job, script, retry, running), jobs)
+    crew = _Crew()
+    with _ending(crew), ThreadPoolExecutor(processes) as pool:
+        errors = pool.map(lambda job: _run(job, script, retry, crew), jobs)
         return [error for error in errors if error]
 
 
+@dataclass
+class _Crew:
+    """The runs under way, and whether there are to be no more."""
+
+    running: set[subprocess.Popen] = field(default_factory=set)
+    dismissed: bool = False
+
+    def wait_for(self, process: subprocess.Popen) -> int:
+        """Return the exit code of a run that has just begun."""
+        self.running.add(process)
+        if self.dismissed:
+            process.terminate()
+        code = process.wait()
+        self.running.discard(process)
+        return code
+
+
 @contextmanager
-def _ending(running: set[subprocess.Popen]) -> Iterator[None]:
+def _ending(crew: _Crew) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the runs under way, which nobody would wait for."""
 
     def stop(signum: int, _frame: object) -> None:
-        for process in list(running):
+        crew.dismissed = True
+        for process in list(crew.running):
             process.terminate()
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
@@ -212,7 +230,9 @@ def _can_go_on(job: Job) -> bool:
     return json.loads(about.read_text()).get("overrides") == list(job.overrides)
 
 
-def _run(job: Job, script: Path, retry: bool, running: set[subprocess.Popen]) -> str | None:
+def _run(job: Job, script: Path, retry: bool, crew: _Crew) -> str | None:
+    if crew.dismissed:
+        return None
     job.folder.mkdir(parents=True, exist_ok=True)
     with _claimed(job.folder) as lock:
         if lock is None:
@@ -220,14 +240,11 @@ def _run(job: Job, script: Path, retry: bool, running: set[subprocess.Popen]) ->
                 f"{job.name} is still made by another process: {job.folder / 'log.txt'} (wait "
                 f"for process {(job.folder / 'lock').read_text() or 'now beginning'}, or end it)"
             )
-        return _run_claimed(job, script, retry, running, lock)
+        return _run_claimed(job, script, retry, crew, lock)
 
 
-def _run_claimed(
-    job: Job, script: Path, retry: bool, running: set[subprocess.Popen], lock: IO[str]
-) -> str | None:
-    name = job.name
-    failed = f"{name} failed: {job.folder / 'log.txt'}"
+def _run_claimed(job: Job, script: Path, retry: bool, crew: _Crew, lock: IO[str]) -> str | None:
+    failed = f"{job.name} failed: {job.folder / 'log.txt'}"
     if job.state == "done":
         return None
     if job.state == "failed":
@@ -257,14 +274,14 @@ def _run_claimed(
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             pass_fds=[lock.fileno()],
         )
-        running.add(process)
         lock.truncate(0)
         lock.write(f"{process.pid} on {platform.node()}")
         lock.flush()
-        code = process.wait()
-        running.discard(process)
+        code = crew.wait_for(process)
     if code in _CUT:
-        return f"{name} was cut off: {job.folder / 'log.txt'} (the same command takes it up again)"
+        return (
+            f"{job.name} was cut off: {job.folder / 'log.txt'} (the same command takes it up again)"
+        )
     # Of a run in parts nobody knows how long it took.
     seconds = None if resumed else round(time.time() - began, 1)
     facts = {"code": code, "seconds": seconds, "machine": describe_machine()}
