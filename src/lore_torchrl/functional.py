@@ -395,4 +395,4 @@ def ensemble_variance(members: Tensor) -> Tensor:
         >>> ensemble_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([1., 0.])
     """
-    return (members - members.mean(0)).square().mean(0)
+    return (members - members.mean(0)).square_().mean(0)

@@ -55,6 +55,18 @@ class TestPredict:
         for k in range(K):
             torch.testing.assert_close(out[k], one_member(ensemble, k, x))
 
+    def test_without_gradient_gives_the_same_and_keeps_its_input(self):
+        ensemble = build()
+        inputs = (*latents(2, 3), F.one_hot(torch.randint(A, (2, 3)), A).float())
+        before = [value.clone() for value in inputs]
+        with torch.no_grad():
+            out = ensemble.predict(*inputs)
+            x = torch.cat(inputs, -1)
+            ensemble.network(x)
+            again = ensemble.network(x)
+        assert torch.equal(out, ensemble.predict(*inputs)) and torch.equal(out, again)
+        assert all(map(torch.equal, inputs, before))
+
     def test_members_start_apart(self):
         ensemble = build()
         for layer in ensemble.network.layers:

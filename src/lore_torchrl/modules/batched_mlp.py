@@ -105,9 +105,12 @@ class BatchedMLP(nn.Module):
         )
 
     def after_first(self, hidden: Tensor) -> Tensor:
-        """Map what the first layer gave, ``[K, R, hidden_dim]``, to ``[K, R, out]``."""
+        """Map what the first layer gave, ``[K, R, hidden_dim]``, to ``[K, R, out]``.
+
+        Where no gradient is wanted, ``hidden`` is overwritten.
+        """
         for layer in list(self.layers)[1:]:
-            hidden = layer(nn.functional.silu(hidden))
+            hidden = layer(nn.functional.silu(hidden, inplace=not hidden.requires_grad))
         return hidden
 
     def forward(self, x: Tensor) -> Tensor:
