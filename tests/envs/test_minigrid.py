@@ -53,6 +53,13 @@ def test_a_room_with_fewer_actions_has_a_describer_of_them():
     assert len(family.make_planner()(request)) == 3
 
 
+def test_a_map_is_not_remembered_where_other_things_move():
+    family = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
+    with pytest.raises(ValueError, match=r"env\.memory=false"):
+        family.make_describer(memory=True)
+    assert MiniGrid(DOORKEY).make_describer(memory=True).memory
+
+
 def test_what_done_means_is_in_the_keys():
     silent, valid = (
         MiniGrid("MiniGrid-GoToDoor-5x5-v0", done_is_valid=valid) for valid in (False, True)

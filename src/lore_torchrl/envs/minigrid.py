@@ -36,6 +36,7 @@ try:
     import gymnasium as gym
     import minigrid  # noqa: F401  (registers the MiniGrid ids)
     from minigrid.core.mission import MissionSpace
+    from minigrid.envs import DynamicObstaclesEnv
 except ImportError as err:
     raise ImportError(
         "MiniGrid environments need gymnasium and minigrid: pip install 'lore-torchrl[minigrid]'"
@@ -394,10 +395,27 @@ class MiniGrid:
         return env if evaluation else env.append_transform(MiniGridSkills())
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
-        """Make the describer of views."""
+        """Make the describer of views.
+
+        Raises:
+            ValueError: With ``memory`` where other things move: a step that one of them barred
+                would be counted, and the map go wrong.
+        """
+        if memory and self._things_move():
+            raise ValueError(
+                f"In {self.env_id} other things move, and a remembered map goes wrong: set "
+                "env.memory=false."
+            )
         _, room = _inspect(self.env_id, env_kwargs=None, **self.settings)
         known = {name: room[name] for name in ("done_is_valid", "num_actions")}
         return MiniGridDescriber(memory=memory, image=image, **known)
+
+    def _things_move(self) -> bool:
+        probe = _make_gym(self.env_id, None, {})
+        try:
+            return isinstance(probe.unwrapped, DynamicObstaclesEnv)
+        finally:
+            probe.close()
 
     def make_planner(self) -> MiniGridPlanner:
         """Make the planner over the describer's facts."""

@@ -165,7 +165,7 @@ class MiniGridDescriber:
     and, with ``memory``, what it has seen since the reset, put together by dead reckoning
     from views, actions and compass. Cells remembered are as last seen. Where other things move
     into the cell ahead as the agent steps (Dynamic-Obstacles), a step that did not happen is
-    counted and the map goes wrong: leave ``memory`` off there.
+    counted and the map goes wrong: leave ``memory`` off there. The family refuses it.
 
     Facts of a request: ``map``, uint8 ``[columns, rows, 3]`` in MiniGrid's codes, turned so
     that ahead is up; ``position``, the agent's (column, row) in it; ``carrying``, (object,
