@@ -413,7 +413,7 @@ class TestEvidence:
         for _ in range(6):
             credits.append(bandit.credit().item())
             masses.append(bandit.advised_mass().item())
-            tell(bandit, [1], [0.25], [0.0])
+            tell(bandit, [3], [0.25], [0.0])
         # 2 * 0.5^u / (1 + 0.5^u), and a tenth from then on.
         assert credits == pytest.approx([1.0, 2 / 3, 0.4, 2 / 9, 2 / 17, 0.1])
         assert masses == pytest.approx([0.5, 0.5, 0.08, 0.4 / 9, 0.4 / 17, 0.02])
@@ -430,14 +430,19 @@ class TestEvidence:
         bandit = ShareBandit(hit_rate=0.3, whole_length=40)
         column = torch.ones(4, 1)
         for length, barren in ((10.0, 1.0), (40.0, 5.0), (90.0, 9.0), (0.0, 13.0)):
-            bandit.observe(column.long(), column, 0 * column, length * column, column > 0)
+            bandit.observe(3 * column.long(), column, 0 * column, length * column, column > 0)
             assert bandit.barren == barren
         assert build_bandit(LoReConfig(bandit=BanditConfig(segment_steps=64))).whole_length == 64
+
+    def test_half_of_the_advice_costs_half_the_credit(self):
+        bandit = ShareBandit(hit_rate=0.3)
+        tell(bandit, [1, 2, 0, 3], [0.25] * 4, [0.0] * 4)
+        assert bandit.barren == 0.25 + 0.5 + 1.0
 
     def test_credit_comes_back_with_what_pays(self):
         bandit = ShareBandit(hit_rate=0.5)
         # An unadvised success brings back nothing, advice that did not act is none.
-        tell(bandit, [1, 2, 0, 3], [0.25] * 4, [0.0, 0.0, 1.0, 0.0])
+        tell(bandit, [3, 3, 0, 3], [0.25] * 4, [0.0, 0.0, 1.0, 0.0])
         assert bandit.barren == 3
         arm, done = torch.tensor([[3], [3]]), torch.ones(2, 1, dtype=torch.bool)
         column = torch.ones(2, 1)
@@ -445,11 +450,11 @@ class TestEvidence:
         bandit.observe(arm, 0.25 * column, 0 * column, column, done, acted)
         assert bandit.barren == 3
         # More than unadvised ones return; those after the last such count.
-        tell(bandit, [1, 3, 1, 0, 2], [0.25] * 5, [0.0, 1.0, 0.0, 0.0, 0.0])
+        tell(bandit, [3, 3, 3, 0, 3], [0.25] * 5, [0.0, 1.0, 0.0, 0.0, 0.0])
         assert bandit.barren == 2 and bandit.credit().item() == pytest.approx(0.4)
         # No more than the unadvised episodes before the call: the baseline is above a half.
         tell(bandit, [0] * 20, [0.25] * 20, [1.0] * 20)
-        tell(bandit, [1], [0.25], [0.5])
+        tell(bandit, [3], [0.25], [0.5])
         assert bandit.barren == 3
 
     @pytest.mark.parametrize(
@@ -463,12 +468,12 @@ class TestEvidence:
         assert bandit.granted == 10 + granted
 
     def test_the_last_trial_is_a_whole_one(self):
-        bandit = ShareBandit(trial_episodes=6, hit_rate=0.3)
-        tell(bandit, [1] * 10, [0.25] * 10, [0.0] * 10)
+        bandit = ShareBandit(trial_episodes=6, last_trial_episodes=9, hit_rate=0.3)
+        tell(bandit, [3] * 10, [0.25] * 10, [0.0] * 10)
         bandit.grant()
         assert bandit.granted == 10 and bandit.barren == 10
         bandit.grant(last=True)
-        assert bandit.granted == 16 and bandit.credit() == 1
+        assert bandit.granted == 19 and bandit.credit() == 1
 
     def test_a_grant_does_not_shorten_the_first_trial(self):
         bandit = ShareBandit(trial_episodes=8, hit_rate=0.9)
@@ -666,6 +671,7 @@ def test_compiles_to_one_graph():
         ({"initial": (1.0,)}, r"initial.*4 arms.*1.0"),
         ({"initial": (1.0, 0.0, 1.0, 1.0)}, "initial.*0.0"),
         ({"trial_episodes": -1}, "trial_episodes.*-1"),
+        ({"last_trial_episodes": -1}, "last_trial_episodes.*-1"),
         ({"probation": 1.2}, "probation.*1.2"),
         ({"hit_rate": 1.0}, "hit_rate.*1.0"),
         ({"whole_length": 0}, "whole_length.*0"),

@@ -79,12 +79,13 @@ class BanditConfig:
     enabled: bool = True
     segment_steps: int | None = 128
     arms: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 1.0])
-    initial: list[float] | None = field(default_factory=lambda: [0.1, 0.1, 0.2, 0.6])
+    initial: list[float] | None = field(default_factory=lambda: [0.1, 0.05, 0.05, 0.8])
     learning_rate: float = 0.2
     exploration: float = 0.05
     sharing: float = 0.001
     decay: float = 0.97
     trial_episodes: int = 4
+    last_trial_episodes: int = 12
     retrial_growth: float | None = 1.6
     probation: float = 0.12
     hit_rate: float = 0.3

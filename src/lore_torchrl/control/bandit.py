@@ -73,8 +73,8 @@ class ShareBandit(SeededModule):
     Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
     credit :math:`c` therefore shrinks probation and all trials but the first with :math:`u`,
     the number of advised episodes since one last returned more than :math:`b`, each of them
-    counted by its length over ``whole_length``, at most 1: twice the posterior probability of
-    advice that does so at a rate of :math:`h`, against advice that never does, at even odds.
+    counted by its share, and by its length over ``whole_length``, at most 1: twice the posterior
+    probability of advice that does so at a rate of :math:`h`, against advice that never does.
 
     Returns are normalised by the smallest and largest so far, 0 included. A row whose
     return is not finite, or above 1e30 in size, only counts in ``ignored``.
@@ -88,8 +88,8 @@ class ShareBandit(SeededModule):
             Default: ``0.05``.
         sharing: :math:`\alpha` in ``[0, 1)``; positive if the best arm changes. Default: ``0.0``.
         decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.97``.
-        trial_episodes: Advised episodes of the first trial; those of later ones are fewer, see
-            :meth:`grant`. Default: ``8``.
+        trial_episodes: Advised episodes of the first trial; see :meth:`grant`. Default: ``8``.
+        last_trial_episodes: Those of the last. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         hit_rate: :math:`h`, in ``[0, 1)``; 0 for a credit of 1 for ever. Default: ``0.0``.
         whole_length: Steps from which on an episode counts whole in :math:`u`; ``None`` counts
@@ -123,6 +123,7 @@ class ShareBandit(SeededModule):
         sharing: float = 0.0,
         decay: float = 0.97,
         trial_episodes: int = 8,
+        last_trial_episodes: int = 8,
         probation: float = 0.05,
         hit_rate: float = 0.0,
         whole_length: int | None = None,
@@ -151,6 +152,7 @@ class ShareBandit(SeededModule):
             ("sharing", sharing, 0 <= sharing < 1, "lie in [0, 1)"),
             ("decay", decay, 0 < decay <= 1, "lie in (0, 1]"),
             ("trial_episodes", trial_episodes, trial_episodes >= 0, "not be negative"),
+            ("last_trial_episodes", last_trial_episodes, last_trial_episodes >= 0, "be 0 or more"),
             ("probation", probation, 0 <= probation <= 1, "lie in [0, 1]"),
             ("hit_rate", hit_rate, 0 <= hit_rate < 1, "lie in [0, 1)"),
             ("whole_length", whole_length, whole_length is None or whole_length > 0, "be positive"),
@@ -161,7 +163,8 @@ class ShareBandit(SeededModule):
         self.num_arms, self.gated = len(arms), gated
         self.learning_rate, self.exploration_ix = learning_rate, learning_rate / 2
         self.exploration, self.sharing, self.decay = exploration, sharing, decay
-        self.trial_episodes, self.probation = trial_episodes, probation
+        self.trial_episodes, self.last_trial_episodes = trial_episodes, last_trial_episodes
+        self.probation = probation
         self.hit_rate, self.whole_length = hit_rate, whole_length
         self.evidence_low, self.evidence_high = mass
         self.trust_low, self.trust_high = trust
@@ -249,12 +252,13 @@ class ShareBandit(SeededModule):
     def grant(self, *, last: bool = False) -> None:
         """Grant a trial of floor(c trial) episodes, none at the least c: the advice has changed.
 
-        Older returns count half. The ``last`` trial is whole, and the credit 1.
+        Older returns count half. The ``last`` trial, of ``last_trial_episodes``, is whole.
         """
         self.uplift_sum.mul_(0.5)
         self.uplift_count.mul_(0.5)
         self.barren.mul_(float(not last))
-        trial = self.trial_episodes * self.credit() * (self.credit() > _LEAST_CREDIT)
+        episodes = self.last_trial_episodes if last else self.trial_episodes
+        trial = episodes * self.credit() * (self.credit() > _LEAST_CREDIT)
         self.granted.clamp_(min=self.advised_episodes + trial.floor().long())
         self.refresh()
 
@@ -266,10 +270,7 @@ class ShareBandit(SeededModule):
         self._trust.copy_(((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0))
 
     def trust(self) -> Tensor:
-        r"""Return how much of what advice teaches is let through, a scalar.
-
-        :math:`\mathrm{clip}((e - t_{low}) / (t_{high} - t_{low}), 0, 1)`.
-        """
+        r"""Return :math:`(e - t_{low}) / (t_{high} - t_{low})`, within 0 and 1, a scalar."""
         return self._trust.clone()
 
     def probs(self) -> Tensor:
@@ -327,9 +328,9 @@ class ShareBandit(SeededModule):
             done: Rows at which an episode ended, boolean, same shape, in order of time.
                 All other rows are left out.
             acted: Whether advice moved the policy in the episode at all, boolean, same
-                shape. Where it did not, :math:`d`, :math:`b` and :math:`u` take the episode
-                for an unadvised one, whatever its arm; the mean advised return in :math:`v_1`
-                goes by the arm alone. Default: ``None``, wherever the arm is above 0.
+                shape. Else :math:`d`, :math:`b` and :math:`u` take it for an unadvised one; the
+                mean advised return in :math:`v_1` goes by the arm alone. Default: ``None``,
+                wherever the arm is above 0.
 
         Raises:
             ValueError: If the shapes differ.
@@ -368,8 +369,7 @@ class ShareBandit(SeededModule):
         ):
             sums.mul_(forget).add_((recent * added) @ chosen)
 
-        # Compared with the unadvised episodes before this call; before any reward there is
-        # nothing to compare.
+        # With the unadvised episodes before this call; before any reward nothing is to compare.
         uplift = self._normalised(value, ones) - baseline
         uplift = torch.where(self.high > self.low, uplift, 0.0)
         advised, alone = seen * acted, seen * ~acted
@@ -377,7 +377,7 @@ class ShareBandit(SeededModule):
         self.uplift_count.mul_(forget).add_((advised * recent).sum())
         hits = (advised * (uplift > 0)).flip(0).cumsum(0).flip(0)
         cost = ones if self.whole_length is None else (length / self.whole_length).clamp_max(1.0)
-        cost = torch.where(timed > 0, cost, 1.0)
+        cost = torch.where(timed > 0, cost, 1.0) * self.arms[arm]
         self.barren.mul_(hits[0] == 0).add_((cost * advised * (hits == 0)).sum())
         later = alone.flip(0).cumsum(0).flip(0) - alone
         weight = alone * _BASELINE_DECAY**later
@@ -446,5 +446,5 @@ class ShareBandit(SeededModule):
 
 
 def _variance(mean: Tensor) -> Tensor:
-    """Return the largest variance of values between 0 and 1 with this mean, floored."""
+    """Return the largest variance of values in [0, 1] with this mean, floored."""
     return (mean * (1.0 - mean)).clamp_min(_LEAST_VARIANCE)
