@@ -112,7 +112,7 @@ def test_trials_for_answers_that_nobody_counts():
 
 
 def test_one_more_trial_when_no_more_can_be_bought():
-    bandit, left = ShareBandit(arms=(0.0, 1.0), trial_episodes=1), [5]
+    bandit, left = ShareBandit(arms=(0.0, 1.0), trial_episodes=1, last_trial_episodes=1), [5]
     control = AdviceControlHook(
         EpisodeShare(bandit),
         None,

@@ -251,11 +251,17 @@ def test_wandb_offline_gets_the_whole_run_without_an_account(tmp_path, monkeypat
 
 
 def test_every_fresh_answer_has_a_line_that_tells_what_came_of_it(tmp_path):
-    run, _ = run_through(tiny_config(tmp_path / "run"))
+    config = tiny_config(tmp_path / "run")
+    run, _ = run_through(config)
     lines = read_advice(tmp_path / "run")
-    # An answer for a terminal or a last observation is bought for no step.
-    calls = run.service.counters.calls
-    assert 0.8 * calls <= len(lines) <= calls
+    # An answer for a terminal or a last observation is bought for no step; environments that are
+    # in one situation at the same step share an answer, and have a line each.
+    calls, answers = run.service.counters.calls, {line["advice_id"] for line in lines}
+    assert 0.8 * calls <= len(answers) <= calls
+    assert len({(line["advice_id"], line["environment"]) for line in lines}) == len(lines)
+    for answer in answers:
+        steps = [line["step"] for line in lines if line["advice_id"] == answer]
+        assert max(steps) - min(steps) < config.env.num_envs, "steps are counted over all"
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
     for line in lines:
         assert tuple(line) == COLUMNS
