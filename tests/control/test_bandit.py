@@ -475,6 +475,14 @@ class TestEvidence:
         bandit.grant(last=True)
         assert bandit.granted == 19 and bandit.credit() == 1
 
+    def test_a_last_trial_without_a_first(self):
+        bandit = ShareBandit(trial_episodes=0, last_trial_episodes=2, probation=0.05)
+        assert bandit.advised_mass().item() == pytest.approx(0.05)
+        bandit.grant()
+        assert bandit.advised_mass().item() == pytest.approx(0.05)
+        bandit.grant(last=True)
+        assert bandit.advised_mass() == 0.5
+
     def test_a_grant_does_not_shorten_the_first_trial(self):
         bandit = ShareBandit(trial_episodes=8, hit_rate=0.9)
         tell(bandit, [1] * 4, [0.25] * 4, [0.0] * 4)

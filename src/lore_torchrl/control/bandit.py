@@ -73,8 +73,9 @@ class ShareBandit(SeededModule):
     Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
     credit :math:`c` therefore shrinks probation and all trials but the first with :math:`u`,
     the number of advised episodes since one last returned more than :math:`b`, each of them
-    counted by its share, and by its length over ``whole_length``, at most 1: twice the posterior
-    probability of advice that does so at a rate of :math:`h`, against advice that never does.
+    counted by its share and its length over ``whole_length``, at most 1: twice the posterior
+    probability, at even odds, of advice that does so at a rate of :math:`h`, against advice that
+    never does.
 
     Returns are normalised by the smallest and largest so far, 0 included. A row whose
     return is not finite, or above 1e30 in size, only counts in ``ignored``.
@@ -89,7 +90,7 @@ class ShareBandit(SeededModule):
         sharing: :math:`\alpha` in ``[0, 1)``; positive if the best arm changes. Default: ``0.0``.
         decay: Forgetting of the sums at each episode, in ``(0, 1]``. Default: ``0.97``.
         trial_episodes: Advised episodes of the first trial; see :meth:`grant`. Default: ``8``.
-        last_trial_episodes: Those of the last. Default: ``8``.
+        last_trial_episodes: Those of the last one, also without a first. Default: ``8``.
         probation: :math:`m_{\min}`, in ``[0, 1]``. Default: ``0.05``.
         hit_rate: :math:`h`, in ``[0, 1)``; 0 for a credit of 1 for ever. Default: ``0.0``.
         whole_length: Steps from which on an episode counts whole in :math:`u`; ``None`` counts
@@ -243,10 +244,8 @@ class ShareBandit(SeededModule):
         """Return :math:`m`, the share of steps that the learner may decide."""
         mass = (self.evidence() - self.evidence_low) / (self.evidence_high - self.evidence_low)
         mass = mass.clamp_max(1.0).maximum(self.probation * self.credit())
-        if self.trial_episodes:
-            left = (self.granted - self.advised_episodes) / self.trial_episodes
-            mass = mass.maximum(left.clamp_max(_TRIAL_MASS))
-        return mass
+        left = (self.granted - self.advised_episodes) / max(1, self.trial_episodes)
+        return mass.maximum(left.clamp_max(_TRIAL_MASS))
 
     @torch.no_grad()
     def grant(self, *, last: bool = False) -> None:
@@ -270,7 +269,7 @@ class ShareBandit(SeededModule):
         self._trust.copy_(((self.evidence() - self.trust_low) / span).clamp(0.0, 1.0))
 
     def trust(self) -> Tensor:
-        r"""Return :math:`(e - t_{low}) / (t_{high} - t_{low})`, within 0 and 1, a scalar."""
+        r"""Return the share taught, :math:`(e - t_{low}) / (t_{high} - t_{low})` cut to [0, 1]."""
         return self._trust.clone()
 
     def probs(self) -> Tensor:
@@ -369,7 +368,8 @@ class ShareBandit(SeededModule):
         ):
             sums.mul_(forget).add_((recent * added) @ chosen)
 
-        # With the unadvised episodes before this call; before any reward nothing is to compare.
+        # Compared with the unadvised episodes before this call; before any reward there is
+        # nothing to compare.
         uplift = self._normalised(value, ones) - baseline
         uplift = torch.where(self.high > self.low, uplift, 0.0)
         advised, alone = seen * acted, seen * ~acted
