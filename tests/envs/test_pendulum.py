@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import tiny_config
-from torchrl.data import Bounded, Unbounded
+from torchrl.data import Bounded, OneHot, Unbounded
 
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import (
@@ -211,6 +211,9 @@ class TestCheck:
         [
             (Unbounded((2, 1)), "one-hot, .* or bounded floats"),
             (Bounded(-1, float("inf"), (2, 1)), "needs finite bounds"),
+            (Bounded(-1, 1, (2, 1), dtype=torch.int64), r"\[2, 1\] of torch.int64"),
+            (Bounded(-1, 1, (2, 1, 1)), r"BoundedContinuous \[2, 1, 1\]"),
+            (OneHot(3, (2, 1, 3)), r"OneHot \[2, 1, 3\]"),
         ],
     )
     def test_actions_that_do_not_fit(self, spec, message, monkeypatch):
