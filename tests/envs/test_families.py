@@ -231,6 +231,7 @@ def test_rows_are_read_with_their_whole_text(name):
         mission = read_row(tensordict, row, ("mission",))["mission"]
         assert len(mission.split()) > 3
         assert mission == str(tensordict[row]["mission"])
+        assert read_row(tensordict[row], None, ("mission",)) == {"mission": mission}
     env.close()
 
 

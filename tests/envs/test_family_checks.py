@@ -252,3 +252,7 @@ def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):
     check_family(FrozenLake())
     assert observed == [(None, True), (0, False)]
     assert torch.equal(torch.get_rng_state(), before)
+    # Where the first step ends the episode there is no further question.
+    observed.clear()
+    check_family(FrozenLake(max_steps=1))
+    assert observed == [(None, True)]
