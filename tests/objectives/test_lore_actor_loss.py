@@ -630,18 +630,43 @@ class Trusting(torch.nn.Module):
         return self.value
 
 
+EVERY_TERM = {
+    "prior_weight": 0.5,
+    "bonus_weight": 0.5,
+    "distillation_weight": 0.5,
+    "multiplier_init": 0.5,
+    "delta": 0.0,
+}
+
+
+def test_every_term_ends_with_what_was_taught():
+    agent, td = tiny_agent(), sometimes_advised()
+    whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
+    loss = lore_loss(agent, bandit=Trusting(0.5), anneal_after=0.5, anneal_steps=2.0, **EVERY_TERM)
+    for share in (1.0, 0.75, 0.5, 0.25, 0.0, 0.0):
+        terms = loss.advice_terms(td)
+        assert terms["lore_taught"] == share
+        for name in (name for name in whole.keys() if name.startswith("loss_")):  # noqa: SIM118
+            if name != "loss_lore_constraint":
+                torch.testing.assert_close(terms[name], 0.5 * share * whole[name])
+    assert terms["loss_lore_constraint"] == 0.0
+
+
+def test_only_updates_with_advice_in_training_count_as_taught():
+    agent, td = tiny_agent(), sometimes_advised()
+    loss = lore_loss(agent, anneal_after=1, anneal_steps=1)
+    loss.eval().advice_terms(td)
+    loss.train().advice_terms(td.clone().set("llm_mask", torch.zeros_like(td["llm_mask"])))
+    assert loss.annealing.taught == 0.0
+    loss.advice_terms(td)
+    assert loss.annealing.taught == 1.0
+
+
 @pytest.mark.parametrize("trust", [0.0, 0.25, 1.0])
 def test_evidence_scales_every_term(trust):
     agent, td = tiny_agent(), sometimes_advised()
-    kwargs = {
-        "prior_weight": 0.5,
-        "bonus_weight": 0.5,
-        "distillation_weight": 0.5,
-        "multiplier_init": 0.5,
-        "delta": 0.0,
-    }
-    whole = lore_loss(agent, **kwargs).advice_terms(td)
-    scaled = lore_loss(agent, bandit=Trusting(trust), **kwargs).advice_terms(td)
+    whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
+    scaled = lore_loss(agent, bandit=Trusting(trust), **EVERY_TERM).advice_terms(td)
     names = [name for name in whole.keys() if name.startswith("loss_")]  # noqa: SIM118
     assert len(names) == 4 and all(whole[name] != 0 for name in names)
     for name in names:

@@ -23,7 +23,8 @@ from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet, check_groups
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
-from lore_torchrl.objectives.gate_inputs import gate_inputs
+from lore_torchrl.objectives.annealing import Annealing
+from lore_torchrl.objectives.gate_inputs import check_parts, gate_inputs
 
 
 class LoReActorLoss(LossModule):
@@ -58,7 +59,8 @@ class LoReActorLoss(LossModule):
     ``beta_imagine_max``, in imagination (:class:`~lore_torchrl.modules.ImaginationActor`);
     ``imagine_bonus_weight`` adds the bonus there. A ``bandit`` scales every term by its
     ``trust()``: advice teaches only once advised episodes have shown a higher return. With a
-    ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``.
+    ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``. With
+    ``anneal_after`` all of it ends (:class:`~lore_torchrl.objectives.Annealing`).
 
     With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
     :math:`\rho` and :math:`\pi_{mix}`; the terms are the same, and in imagination stands a
@@ -98,6 +100,9 @@ class LoReActorLoss(LossModule):
         delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
             Default: ``None``.
         delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
+        anneal_after: Updates at full trust after which all terms begin to shrink; ``None`` for
+            never, whatever ``anneal_steps``. Default: ``None``.
+        anneal_steps: Further such updates over which they fall to zero. Default: ``0``.
         prior_net: Network that has learnt the advice so far. Default: ``None``.
         bandit: :class:`~lore_torchrl.control.ShareBandit`. Default: ``None``.
         calibrator: :class:`~lore_torchrl.control.ConfidenceCalibrator`, shared with the
@@ -168,6 +173,8 @@ class LoReActorLoss(LossModule):
         beta_imagine_max: float = 0.0,
         imagine_bonus_weight: float = 0.0,
         gated: bool = False,
+        anneal_after: float | None = None,
+        anneal_steps: float = 0,
         prior_net: PriorNet | None = None,
         bandit: nn.Module | None = None,
         calibrator: nn.Module | None = None,
@@ -176,10 +183,8 @@ class LoReActorLoss(LossModule):
     ):
         super().__init__()
         if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
-            raise TypeError(
-                "actor_loss must be a DreamerV3ActorLoss or a DreamerActorLoss, got "
-                f"{type(actor_loss).__name__}."
-            )
+            kind = type(actor_loss).__name__
+            raise TypeError(f"actor_loss must be a DreamerV3 or Dreamer actor loss, got {kind}.")
         delta_end = delta if delta_end is None else delta_end
         for name, value in {
             "prior_weight": prior_weight,
@@ -204,29 +209,16 @@ class LoReActorLoss(LossModule):
                 f"prior_kl must be 'prior_to_policy' or 'policy_to_prior', got {prior_kl!r}."
             )
         self.constrained = multiplier_lr > 0 or multiplier_init > 0
-        if self.constrained and (gate is None or mixer is None):
-            raise ValueError(
-                "The constraint compares the policy with the mixture that acts: pass the "
-                "policy's gate and mixer, or set multiplier_lr=0."
-            )
-        mixes = self.constrained or distillation_weight > 0
-        if gate is not None and gate.adapt_rate and not (mixes or gated):
-            raise ValueError(
-                "The gate adapts its weights where the loss computes it: set gated=True, switch "
-                "on the constraint or distillation_weight, or set adapt_rate=0."
-            )
-        if gated and gate is None:
-            raise ValueError("gated=True needs the policy's gate.")
-        weighs_value = (mixes or gated) and gate is not None and gate.value_weight > 0
-        if weighs_value and (gate.value_source == "ensemble") == (value_ensemble is None):
-            raise ValueError(
-                f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble as "
-                "value_ensemble with 'ensemble', and None with 'two_hot'."
-            )
-        if distillation_weight and (gate is None or mixer is None):
-            raise ValueError("distillation_weight needs the policy's gate and mixer.")
-        if (beta_imagine_max or imagine_bonus_weight) and prior_net is None:
-            raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
+        check_parts(
+            gate,
+            mixer,
+            prior_net,
+            value_ensemble,
+            constrained=self.constrained,
+            distilled=distillation_weight > 0,
+            gated=gated,
+            imagined=beta_imagine_max > 0 or imagine_bonus_weight > 0,
+        )
         check_groups(calibrator, prior_net)
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
@@ -253,6 +245,9 @@ class LoReActorLoss(LossModule):
         self.actor_loss = actor_loss
         self.gate = gate
         self.mixer = mixer
+        self.annealing = None
+        if anneal_after is not None:
+            self.annealing = Annealing(after=anneal_after, steps=anneal_steps)
         self.prior_net = prior_net
         self.bandit = bandit
         self.calibrator = calibrator
@@ -325,8 +320,8 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
-        if self.actor_loss.actor_model is self._imagination:
-            self._imagination.refresh()
+        if self._imagination is not None:
+            self._imagination.refresh(None if self.annealing is None else self.annealing())
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
             bonus = self._imagination.bonus(imagined)
@@ -376,8 +371,9 @@ class LoReActorLoss(LossModule):
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_kl``,
             ``lore_multiplier``, ``lore_delta``, ``lore_temperature``, ``lore_advised`` and
-            ``lore_learnt`` (shares of states with advice, and with PriorNet's) and
-            ``lore_trust`` (the calibrator's, over them). Empty if no term is on.
+            ``lore_learnt`` (shares of states with advice, and with PriorNet's), ``lore_trust``
+            (the calibrator's, over them) and ``lore_taught`` (what annealing leaves). Empty if
+            no term is on.
         """
         if not self.active:
             return TensorDict({}, [])
@@ -398,6 +394,11 @@ class LoReActorLoss(LossModule):
             terms["lore_trust"] = masked_mean(trust.squeeze(-1), valid)
         weight = weight.squeeze(-1)
         scale = 1.0 if self.bandit is None else self.bandit.trust()
+        if self.annealing is not None:
+            if self.training:
+                self.annealing.count(scale * valid.any())
+            share = terms["lore_taught"] = self.annealing()
+            scale = scale * share
 
         terms["lore_advised"] = valid.float().mean()
         mixes = self.constrained or self.distillation_weight

@@ -1,4 +1,4 @@
-"""What the gate looks at in a loss."""
+"""What the gate looks at in a loss, and what a loss needs beside it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer
 from lore_torchrl.modules.mixing import LogitMixer
+from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 
 @torch.no_grad()
@@ -46,3 +48,56 @@ def gate_inputs(
     elif gate.disagreement_weight:
         spread = tensordict.get(gate.disagreement_key, None)
     return mixer.gate_input(policy), value_logits, spread
+
+
+def check_parts(
+    gate: UncertaintyGate | None,
+    mixer: LogitMixer | GaussianMixer | None,
+    prior_net: PriorNet | None,
+    value_ensemble: ValueEnsemble | None,
+    *,
+    constrained: bool,
+    distilled: bool,
+    gated: bool,
+    imagined: bool,
+) -> None:
+    """Check that the parts are there which the terms of an actor loss need.
+
+    Args:
+        gate: The policy's gate, or ``None``.
+        mixer: Its mixer, or ``None``.
+        prior_net: The network that has learnt the advice, or ``None``.
+        value_ensemble: The gate's ensemble of critics, or ``None``.
+
+    Keyword Args:
+        constrained: Whether the constraint is on.
+        distilled: Whether the mixture is distilled.
+        gated: Whether what is taught is scaled by the gate.
+        imagined: Whether advice is used in imagination.
+
+    Raises:
+        ValueError: If one is missing, or the gate cannot do what it is set to.
+    """
+    if constrained and (gate is None or mixer is None):
+        raise ValueError(
+            "The constraint compares the policy with the mixture that acts: pass the "
+            "policy's gate and mixer, or set multiplier_lr=0."
+        )
+    looked_at = constrained or distilled or gated
+    if gate is not None and gate.adapt_rate and not looked_at:
+        raise ValueError(
+            "The gate adapts its weights where the loss computes it: set gated=True, switch "
+            "on the constraint or distillation_weight, or set adapt_rate=0."
+        )
+    if gated and gate is None:
+        raise ValueError("gated=True needs the policy's gate.")
+    weighs_value = looked_at and gate is not None and gate.value_weight > 0
+    if weighs_value and (gate.value_source == "ensemble") == (value_ensemble is None):
+        raise ValueError(
+            f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble as "
+            "value_ensemble with 'ensemble', and None with 'two_hot'."
+        )
+    if distilled and (gate is None or mixer is None):
+        raise ValueError("distillation_weight needs the policy's gate and mixer.")
+    if imagined and prior_net is None:
+        raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
