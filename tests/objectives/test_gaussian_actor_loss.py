@@ -325,6 +325,14 @@ class TestImagination:
         assert all(torch.equal(grads[name], grad) for name, grad in wanted.items())
         assert torch.equal(state, stock_state)
 
+    def test_when_teaching_has_ended_imagination_is_stock(self, kind, settings):
+        ended = {"anneal_after": 0.0, "imagine_bonus_weight": 0.1}
+        _, losses, imagined, _ = self.run(kind, settings, net=learnt_advice(0.5), **ended)
+        _, stock_losses, stock_imagined, _ = self.run(kind, settings)
+        assert losses["loss_lore_imagined_bonus"] == 0.0
+        assert all(torch.equal(losses[name], value) for name, value in stock_losses.items())
+        assert torch.equal(imagined["action"], stock_imagined["action"])
+
     def test_imagined_actions_lean_on_advice_and_teach_the_actor_alone(self, kind, settings):
         net = learnt_advice(0.5)
         agent, losses, imagined, _ = self.run(kind, settings, net=net, imagine_bonus_weight=0.1)

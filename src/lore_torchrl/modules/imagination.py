@@ -81,7 +81,6 @@ class ImaginationActor(TensorDictModuleBase):
         self._shared_policy: Tensor | None = None
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("trust", torch.ones(()), persistent=False)
-        self.refresh()
         self.in_keys = [*actor.in_keys, keys.IMAGINED_PRIOR, keys.IMAGINED_WEIGHT]
         self.out_keys = [*actor.out_keys, *self.in_keys[-2:]]
 
