@@ -40,6 +40,12 @@ def test_it_goes_on_where_it_was_saved_and_reads_checkpoints_from_before():
     assert second() == 0.5
 
 
+def test_it_may_begin_never_but_not_end_never():
+    assert Annealing(after=float("inf"), steps=4)() == 1.0
+    with pytest.raises(ValueError, match="anneal_after=None"):
+        Annealing(after=1, steps=float("inf"))
+
+
 @pytest.mark.parametrize("settings", [{"after": -1, "steps": 1}, {"after": 1, "steps": -1}])
 def test_negative_lengths_are_refused(settings):
     with pytest.raises(ValueError, match=r"anneal_(after|steps) must not be negative, got -1"):

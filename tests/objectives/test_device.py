@@ -123,10 +123,11 @@ def test_what_waits_or_mixes_devices_raises_there(wait):
 
 @pytest.mark.usefixtures("_stock_on_meta")
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
-@pytest.mark.parametrize("which", ["stock", "default", "everything"])
+@pytest.mark.parametrize("which", ["stock", "default", "everything", "bonus in imagination alone"])
 def test_a_whole_update_stays_there(which, continuous):
     full = CONTINUOUS if continuous else DISCRETE
-    lore = {"stock": None, "default": lore_config(), "everything": full}[which]
+    bonus_alone = replace(full, loss=replace(full.loss, beta_imagine_max=0.0))
+    lore = {"stock": None, "default": lore_config(), "everything": full}.get(which, bonus_alone)
     agent, lore_actor = _parts(lore, continuous)
     bandit = None if lore is None else build_bandit(lore, device=META)
     parts = {"lore": lore, "lore_actor": lore_actor, "bandit": bandit}
@@ -134,7 +135,7 @@ def test_a_whole_update_stays_there(which, continuous):
     sample = _advised(tiny_sample(), continuous)
     metrics = learner.stepper.step(None, sample)
     assert all(value.device == META for value in metrics.values())
-    assert ("loss_prior_net" in metrics) == (which == "everything")
+    assert ("loss_prior_net" in metrics) == (which not in ("stock", "default"))
     held = [*learner.loss.buffers(), *learner.loss.parameters()]
     assert held and all(value.device == META for value in held)
 

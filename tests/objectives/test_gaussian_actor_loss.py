@@ -333,6 +333,19 @@ class TestImagination:
         assert all(torch.equal(losses[name], value) for name, value in stock_losses.items())
         assert torch.equal(imagined["action"], stock_imagined["action"])
 
+    def test_imagination_alone_counts_what_is_taught(self, kind, settings):
+        net, own = learnt_advice(0.5), {"prior_weight": 0.0, "multiplier_lr": 0.0}
+        loss = LoReActorLoss(
+            stock_loss(agent_for(kind), kind, **settings),
+            **parts(),
+            prior_net=net,
+            imagine_bonus_weight=0.1,
+            anneal_after=2,
+            **own,
+        )
+        bonuses = [loss(advised_latents())[0]["loss_lore_imagined_bonus"] for _ in range(4)]
+        assert all(bonus != 0.0 for bonus in bonuses[:2]) and bonuses[2] == bonuses[3] == 0.0
+
     def test_imagined_actions_lean_on_advice_and_teach_the_actor_alone(self, kind, settings):
         net = learnt_advice(0.5)
         agent, losses, imagined, _ = self.run(kind, settings, net=net, imagine_bonus_weight=0.1)

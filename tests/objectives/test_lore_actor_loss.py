@@ -643,13 +643,25 @@ def test_every_term_ends_with_what_was_taught():
     agent, td = tiny_agent(), sometimes_advised()
     whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
     loss = lore_loss(agent, bandit=Trusting(0.5), anneal_after=0.5, anneal_steps=2.0, **EVERY_TERM)
-    for share in (1.0, 0.75, 0.5, 0.25, 0.0, 0.0):
+    for share in (1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0):
         terms = loss.advice_terms(td)
         assert terms["lore_taught"] == share
         for name in (name for name in whole.keys() if name.startswith("loss_")):  # noqa: SIM118
             if name != "loss_lore_constraint":
                 torch.testing.assert_close(terms[name], 0.5 * share * whole[name])
     assert terms["loss_lore_constraint"] == 0.0
+
+
+def test_so_many_updates_are_taught_and_no_more():
+    agent, td = tiny_agent(), sometimes_advised()
+    loss, again = (lore_loss(agent, anneal_after=2) for _ in range(2))
+    taught = [loss.advice_terms(td)["lore_taught"].item()]
+    again.load_state_dict(loss.state_dict())
+    taught += [again.advice_terms(td)["lore_taught"].item() for _ in range(3)]
+    assert taught == [1.0, 1.0, 0.0, 0.0]
+    before = {name: value for name, value in loss.state_dict().items() if "taught" not in name}
+    loss.load_state_dict(before)
+    assert loss.annealing.taught == 1.0
 
 
 def test_only_updates_with_advice_in_training_count_as_taught():

@@ -116,6 +116,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
     fixed["lore.calls.td_spike"] = lore.calls.td_spike is not None
     fixed["lore.gate.value_source"] = gate.value_source
     fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
+    fixed["lore.loss.anneal_after"] = lore.loss.anneal_after is not None
     for name in ("value_weight", "disagreement_weight", "adapt_rate", "hysteresis"):
         fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
     if gate.disagreement_weight:

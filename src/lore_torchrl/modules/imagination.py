@@ -37,7 +37,7 @@ class ImaginationActor(TensorDictModuleBase):
 
     Keyword Args:
         beta_max: Largest weight, a buffer that may be scheduled.
-        bandit: Its ``trust()``, from 0 to 1, scales weight and bonus; read by :meth:`refresh`,
+        bandit: Its ``trust()``, from 0 to 1, scales the weight; read by :meth:`refresh`,
             which :class:`~lore_torchrl.objectives.LoReActorLoss` calls before each rollout.
             Default: ``None``, one.
         calibrator: Its ``trust(confidence, group)`` with group 1 scales the weight of a
@@ -84,15 +84,16 @@ class ImaginationActor(TensorDictModuleBase):
         self.in_keys = [*actor.in_keys, keys.IMAGINED_PRIOR, keys.IMAGINED_WEIGHT]
         self.out_keys = [*actor.out_keys, *self.in_keys[-2:]]
 
-    def refresh(self, share: Tensor | None = None) -> None:
+    def refresh(self, share: Tensor | float = 1.0) -> None:
         """Read the bandit's trust, once for a whole imagined rollout; forget a shared policy.
 
         Args:
-            share: Scales the trust, from 0 to 1. Default: ``None``, one.
+            share: Scales the weight of the advice in this rollout, from 0 to 1; not the bonus.
+                Default: ``1.0``.
         """
         self._shared_policy = None
-        trust = torch.ones_like(self.trust) if self.bandit is None else self.bandit.trust()
-        self.trust.copy_(trust if share is None else trust * share)
+        trust = 1.0 if self.bandit is None else self.bandit.trust()
+        self.trust.fill_(trust * share)
 
     @torch.no_grad()
     def advice(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -137,7 +138,7 @@ class ImaginationActor(TensorDictModuleBase):
         )
         weight = weight.squeeze(-1)
         bonus = masked_mean(weight * expected, weight > 0)
-        return self.trust.clone() * bonus
+        return bonus if self.bandit is None else self.bandit.trust() * bonus
 
     def _advice_of(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Return what :meth:`forward` has written, or else :meth:`advice`."""

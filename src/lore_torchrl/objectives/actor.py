@@ -51,7 +51,7 @@ class LoReActorLoss(LossModule):
     the constraint, so its gradient moves the policy towards what it does with advice
     until the two lie within :math:`\delta`. The bonus takes the expectation over actions
     exactly instead of scoring one sample. Distillation is the constraint with
-    :math:`\delta = 0` and a fixed weight: with it the mixture can be dropped at the end.
+    :math:`\delta = 0` and a fixed weight: it brings the policy all the way to the mixture.
     Terms with weight zero are not computed, and a batch without advice leaves the loss, its
     gradients and the random stream as stock.
 
@@ -60,7 +60,7 @@ class LoReActorLoss(LossModule):
     ``imagine_bonus_weight`` adds the bonus there. A ``bandit`` scales every term by its
     ``trust()``: advice teaches only once advised episodes have shown a higher return. With a
     ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``. With
-    ``anneal_after`` all of it ends (:class:`~lore_torchrl.objectives.Annealing`).
+    ``anneal_after`` all terms end (:class:`~lore_torchrl.objectives.Annealing`).
 
     With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
     :math:`\rho` and :math:`\pi_{mix}`; the terms are the same, and in imagination stands a
@@ -100,8 +100,7 @@ class LoReActorLoss(LossModule):
         delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
             Default: ``None``.
         delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
-        anneal_after: Updates at full trust after which all terms begin to shrink; ``None`` for
-            never, whatever ``anneal_steps``. Default: ``None``.
+        anneal_after: Updates at full trust, then all terms shrink. Default: ``None``, never.
         anneal_steps: Further such updates over which they fall to zero. Default: ``0``.
         prior_net: Network that has learnt the advice so far. Default: ``None``.
         bandit: :class:`~lore_torchrl.control.ShareBandit`. Default: ``None``.
@@ -193,6 +192,8 @@ class LoReActorLoss(LossModule):
             "delta": delta,
             "delta_end": delta_end,
             "delta_steps": delta_steps,
+            "anneal_after": anneal_after or 0,
+            "anneal_steps": anneal_steps,
             "distillation_weight": distillation_weight,
             "beta_imagine_max": beta_imagine_max,
             "imagine_bonus_weight": imagine_bonus_weight,
@@ -245,9 +246,8 @@ class LoReActorLoss(LossModule):
         self.actor_loss = actor_loss
         self.gate = gate
         self.mixer = mixer
-        self.annealing = None
-        if anneal_after is not None:
-            self.annealing = Annealing(after=anneal_after, steps=anneal_steps)
+        never = anneal_after is None
+        self.annealing = None if never else Annealing(after=anneal_after, steps=anneal_steps)
         self.prior_net = prior_net
         self.bandit = bandit
         self.calibrator = calibrator
@@ -290,9 +290,9 @@ class LoReActorLoss(LossModule):
 
     @property
     def active(self) -> bool:
-        """Whether any LoRe term can be non-zero."""
+        """Whether there is anything to compute on advised states."""
         weights = (self.prior_weight, self.bonus_weight, self.distillation_weight)
-        return any(weights) or self.constrained
+        return any(weights) or self.constrained or None not in (self.annealing, self._imagination)
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any):
         """Build the wrapped loss's value estimator."""
@@ -320,12 +320,13 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
-        if self._imagination is not None:
-            self._imagination.refresh(None if self.annealing is None else self.annealing())
+        share = 1.0 if self.annealing is None else self.annealing()
+        if self.actor_loss.actor_model is self._imagination:
+            self._imagination.refresh(share)
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
             bonus = self._imagination.bonus(imagined)
-            losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * bonus
+            losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * share * bonus
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))
         elif self.active and ("next", self.tensor_keys.prior_logits) in tensordict.keys(True):
@@ -395,9 +396,9 @@ class LoReActorLoss(LossModule):
         weight = weight.squeeze(-1)
         scale = 1.0 if self.bandit is None else self.bandit.trust()
         if self.annealing is not None:
+            share = terms["lore_taught"] = self.annealing()
             if self.training:
                 self.annealing.count(scale * valid.any())
-            share = terms["lore_taught"] = self.annealing()
             scale = scale * share
 
         terms["lore_advised"] = valid.float().mean()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 class Annealing(nn.Module):
     r"""Shrink what is learnt from advice once it has been taught for long enough.
 
-    With :math:`n` the sum of the trust that updates had so far,
+    With :math:`n` the sum of the trust in the updates so far whose batch held advice,
 
     .. math::
         s = \mathrm{clip}\Bigl(1 - \frac{n - n_0}{n_1}, 0, 1\Bigr)
@@ -26,7 +28,7 @@ class Annealing(nn.Module):
         steps: :math:`n_1`, updates at full trust from whole to none; with ``0`` it ends at once.
 
     Raises:
-        ValueError: If one of them is negative.
+        ValueError: If one of them is negative, or ``steps`` infinite.
 
     Examples:
         >>> annealing = Annealing(after=2, steps=4)
@@ -43,6 +45,8 @@ class Annealing(nn.Module):
         for name, value in (("after", after), ("steps", steps)):
             if not value >= 0:
                 raise ValueError(f"anneal_{name} must not be negative, got {value}.")
+        if math.isinf(steps):
+            raise ValueError("anneal_steps must be finite; anneal_after=None teaches on.")
         self.after = after
         self.steps = steps
         self.register_buffer("taught", torch.zeros(()))
