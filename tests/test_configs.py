@@ -152,7 +152,6 @@ PARTS = {
     "no_evidence_gate": {"bandit.gated": False},
     "no_calibration": {"calibration.enabled": False},
     "no_gated_losses": {"loss.gated": False},
-    "no_annealing": {"loss.anneal_after": None},
     "no_projection": {"mixer.max_kl": float("inf")},
     "no_constraint": {"loss.multiplier_lr": 0.0},
     "no_prior_net": {"prior_net.enabled": False},
@@ -163,6 +162,7 @@ PARTS = {
     "adaptive_gate": {"gate.disagreement_weight": 0.3, "gate.adapt_rate": 0.01},
     "temperature": {"temperature.rate": 0.01},
     "tightening": {"loss.delta": 1.0, "loss.delta_end": 0.1, "loss.delta_steps": 1000},
+    "annealing": {"loss.anneal_after": 1250.0, "loss.anneal_steps": 625.0},
     "distillation": {"loss.distillation_weight": 0.3},
     "bonus": {"loss.bonus_weight": 0.1},
     "imagination": {"loss.beta_imagine_max": 0.25, "loss.imagine_bonus_weight": 0.01},
@@ -237,7 +237,7 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     assert changed(e, f) == {"prior_net"}
     assert b.mixer.max_kl == float("inf") and not b.bandit.enabled and not b.calibration.enabled
     # What a letter brings is the experiment's own, not that of another experiment.
-    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False, anneal_after=None)
+    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
     assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
     own = replace(lore.calls, cooldown=4, coarse_votes=3, refute=False)
     assert e.calls == own and f.prior_net == lore.prior_net

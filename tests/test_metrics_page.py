@@ -63,6 +63,7 @@ def logged(tmp_path_factory) -> set[str]:
             distillation_weight=0.3,
             beta_imagine_max=0.25,
             imagine_bonus_weight=0.01,
+            anneal_after=100,
         ),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])

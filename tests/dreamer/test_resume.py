@@ -189,7 +189,7 @@ def test_a_checkpoint_of_format_0_is_read(finished, tmp_path):
     [
         ("bandit", "enabled", False, "lore.bandit"),
         ("bandit", "arms", [0.0, 1.0], "lore.bandit"),
-        ("loss", "anneal_after", None, "lore.loss.anneal_after"),
+        ("loss", "anneal_after", 9.0, "lore.loss.anneal_after"),
         ("prior_net", "num_cells", 7, "lore.prior_net"),
         ("calibration", "enabled", False, "lore.calibration"),
         ("gate", "disagreement_weight", 0.3, "lore.gate.disagreement_weight"),

@@ -46,6 +46,8 @@ LOSSES = {
     "beta_imagine_max": 0.5,
     "imagine_bonus_weight": 0.1,
     "gated": True,
+    "anneal_after": 1.0,
+    "anneal_steps": 2.0,
 }
 GATE = {"disagreement_weight": 0.3, "value_source": "ensemble"}
 DISCRETE = replace(

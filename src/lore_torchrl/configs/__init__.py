@@ -126,8 +126,8 @@ class LossConfig:
     distillation_weight: float = 0.0
     beta_imagine_max: float = 0.0
     imagine_bonus_weight: float = 0.0
-    anneal_after: float | None = 1250.0
-    anneal_steps: float = 625.0
+    anneal_after: float | None = None
+    anneal_steps: float = 0.0
     gated: bool = True
 
 
