@@ -664,6 +664,14 @@ def test_so_many_updates_are_taught_and_no_more():
     assert loss.annealing.taught == 1.0
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"anneal_after": -1}, {"anneal_after": 1, "anneal_steps": float("inf")}]
+)
+def test_an_end_of_teaching_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="anneal_"):
+        lore_loss(tiny_agent(), **wrong)
+
+
 def test_only_updates_with_advice_in_training_count_as_taught():
     agent, td = tiny_agent(), sometimes_advised()
     loss = lore_loss(agent, anneal_after=1, anneal_steps=1)

@@ -223,6 +223,8 @@ class LoReActorLoss(LossModule):
         check_groups(calibrator, prior_net)
         if beta_imagine_max and mixer is None:
             raise ValueError("beta_imagine_max needs the policy's mixer.")
+        never = anneal_after is None
+        self.annealing = None if never else Annealing(after=anneal_after, steps=anneal_steps)
         # Knows the kind of policy: how it is read, mixed and compared.
         self.__dict__["mixing"] = mixing = LogitMixer() if mixer is None else mixer
         mixing.check(actor_loss.actor_model, gate, disagreement)
@@ -246,8 +248,6 @@ class LoReActorLoss(LossModule):
         self.actor_loss = actor_loss
         self.gate = gate
         self.mixer = mixer
-        never = anneal_after is None
-        self.annealing = None if never else Annealing(after=anneal_after, steps=anneal_steps)
         self.prior_net = prior_net
         self.bandit = bandit
         self.calibrator = calibrator
