@@ -232,6 +232,11 @@ def test_rows_are_read_with_their_whole_text(name):
         assert len(mission.split()) > 3
         assert mission == str(tensordict[row]["mission"])
         assert read_row(tensordict[row], None, ("mission",)) == {"mission": mission}
+        alone, of_batch = (
+            read_row(td, index, ("image",))["image"]
+            for td, index in ((tensordict[row], None), (tensordict, row))
+        )
+        assert np.array_equal(alone, of_batch)
     env.close()
 
 
