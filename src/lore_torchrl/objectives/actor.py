@@ -192,8 +192,6 @@ class LoReActorLoss(LossModule):
             "delta": delta,
             "delta_end": delta_end,
             "delta_steps": delta_steps,
-            "anneal_after": anneal_after or 0,
-            "anneal_steps": anneal_steps,
             "distillation_weight": distillation_weight,
             "beta_imagine_max": beta_imagine_max,
             "imagine_bonus_weight": imagine_bonus_weight,

@@ -63,7 +63,7 @@ class Annealing(nn.Module):
     def forward(self) -> Tensor:
         """Return :math:`s`, a scalar."""
         left = self.after + self.steps - self.taught
-        return (left / self.steps).clamp(0.0, 1.0) if self.steps else (left > 0).float()
+        return (left / max(self.steps, 1e-9)).clamp(0.0, 1.0)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         # Older checkpoints lack it.
