@@ -512,6 +512,32 @@ class TestEvidence:
             assert torch.equal(bandit.drawn_from, bandit.probs())
             assert not torch.equal(bandit.drawn_from, before)
 
+    @pytest.mark.parametrize(("left", "share"), [(1.0, 1.0), (0.5, 0.5), (0.02, 0.1), (0.0, 0.1)])
+    def test_what_is_hardly_taught_any_more_hardly_acts(self, left, share):
+        bandit, fresh = ShareBandit(), ShareBandit()
+        play(bandit, bernoulli(60, 0.1, 0.9, 0.9, 0.9))
+        assert bandit.advised_mass() == 1 and fresh.advised_mass() == 0.5
+        evidence, before = bandit.evidence(), bandit.drawn_from.clone()
+        for each in (bandit, fresh):
+            each.anneal(torch.tensor(left))
+        torch.testing.assert_close(bandit.advised_mass(), torch.tensor(share))
+        torch.testing.assert_close(fresh.advised_mass(), torch.tensor(0.5 * share))
+        # Whether it pays is another matter; arms are drawn anew once an episode has ended.
+        assert bandit.evidence() == evidence
+        assert torch.equal(bandit.drawn_from, before)
+        tell(bandit, [0], [0.5], [0.0], [float("nan")])
+        torch.testing.assert_close(bandit.drawn_from, bandit.probs())
+        again = ShareBandit()
+        again.load_state_dict(bandit.state_dict())
+        assert torch.equal(again.drawn_from, bandit.drawn_from)
+
+    def test_plain_exp3_is_not_annealed(self):
+        bandit = ShareBandit(gated=False)
+        play(bandit, bernoulli(60, 0.1, 0.9, 0.9, 0.9))
+        before = bandit.probs()
+        bandit.anneal(0.0)
+        assert torch.equal(bandit.probs(), before)
+
     def test_gate_is_a_share_of_steps(self):
         bandit = ShareBandit(arms=(0.0, 1.0), trial_episodes=0, probation=0.2, exploration=0.0)
         tell(bandit, [0, 1] * 4, [0.5] * 8, [0.0] * 8, [90.0, 10.0] * 4)

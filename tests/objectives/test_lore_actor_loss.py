@@ -26,6 +26,7 @@ from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl.control import ShareBandit
 from lore_torchrl.dreamer.learner import build_lore_actor
 from lore_torchrl.functional import align_temperature, clean_advice
 from lore_torchrl.modules import LogitMixer, TemperatureAligner, UncertaintyGate, ValueEnsemble
@@ -619,7 +620,7 @@ def advice_of(td):
     return td["llm_prior_logits"], td["llm_confidence"], td["llm_mask"]
 
 
-class Trusting(torch.nn.Module):
+class Trusting(ShareBandit):
     """A bandit with a set trust."""
 
     def __init__(self, value):
@@ -642,10 +643,11 @@ EVERY_TERM = {
 def test_every_term_ends_with_what_was_taught():
     agent, td = tiny_agent(), sometimes_advised()
     whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
-    loss = lore_loss(agent, bandit=Trusting(0.5), anneal_after=0.5, anneal_steps=2.0, **EVERY_TERM)
+    bandit = Trusting(0.5)
+    loss = lore_loss(agent, bandit=bandit, anneal_after=0.5, anneal_steps=2.0, **EVERY_TERM)
     for share in (1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0):
         terms = loss.advice_terms(td)
-        assert terms["lore_taught"] == share
+        assert terms["lore_taught"] == bandit.annealed == share
         for name in (name for name in whole.keys() if name.startswith("loss_")):  # noqa: SIM118
             if name != "loss_lore_constraint":
                 torch.testing.assert_close(terms[name], 0.5 * share * whole[name])

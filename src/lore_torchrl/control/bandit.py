@@ -8,16 +8,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from lore_torchrl.control.evidence import barren_credit, uplift_evidence
 from lore_torchrl.control.regret import exp3_regret_bound
 from lore_torchrl.control.stream import SeededModule
 
 # Unadvised episodes are remembered as the last seven or so: the agent changes.
 _BASELINE_DECAY = 0.85
-# Where nearly all episodes succeed, or fail, a small drift must not look like proof.
-_LEAST_VARIANCE = 0.1
 # A trial is half advised, so that what is compared is known of both; and however long advice
 # has not paid, so much is left of its probation: it may have become better.
 _TRIAL_MASS, _LEAST_CREDIT = 0.5, 0.1
+# Where teaching has ended, so much of the advised steps is left: the agent may forget.
+_LEAST_SHARE = 0.1
 # Decayed number of an arm's stretches below which their mean length is not known any more; and
 # the largest return, of which sums, spans and quotients stay finite.
 _LEAST_COUNT, _LARGEST_RETURN = 1e-30, 1e30
@@ -54,28 +55,24 @@ class ShareBandit(SeededModule):
 
     .. math::
         p_k &\propto \bigl(m q_k + (1 - m)\, [k = 0]\bigr)\, \bar L / L_k \\
-        m &= \max\Bigl(c\, m_{\min},\;
+        m &= \max(0.1, s) \max\Bigl(c\, m_{\min},\;
             \min\bigl(\tfrac12, \frac{\text{granted} - \text{advised}}{\text{trial}}\bigr),\;
-            \min\bigl(1, \frac{e - e_{low}}{e_{high} - e_{low}}\bigr)\Bigr) \\
-        e &= \Phi\Bigl(\frac{\bar d}{\sqrt{v_1 + v_0}}\Bigr), \qquad
-        c = \max\Bigl(0.1,\; \frac{2 (1 - h)^u}{1 + (1 - h)^u}\Bigr)
+            \min\bigl(1, \frac{e - e_{low}}{e_{high} - e_{low}}\bigr)\Bigr)
 
-    :math:`e` approximates the probability that advised episodes return more than
-    unadvised ones. Each advised episode is compared with what unadvised ones returned
-    *then*: :math:`d = r - b`, with :math:`b` the mean of the last few unadvised returns (of
-    weight :math:`n_0 \le 7`), at first shrunk towards a tenth: where reward is sparse an
-    episode brings nothing until shown otherwise. An agent that gets better would otherwise
-    turn its late advised episodes into evidence against its early unadvised ones.
-    :math:`\bar d` is the decayed mean of :math:`n_1` differences and two of zero. With
-    :math:`m` the mean advised return :math:`v_1 = \max(m (1 - m), 0.1) / (3 + n_1)`; so is
-    :math:`v_0` by :math:`b` and :math:`n_0`. Without data :math:`e` is one half.
+    The evidence :math:`e` is :func:`~lore_torchrl.control.evidence.uplift_evidence`. Each
+    advised episode is compared with what unadvised ones returned *then*: :math:`d = r - b`,
+    with :math:`b` the mean of the last few unadvised returns, at first shrunk towards a tenth:
+    where reward is sparse an episode brings nothing until shown otherwise. Else an agent that
+    gets better would turn late advised episodes into evidence against early unadvised ones.
 
     Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
-    credit :math:`c` therefore shrinks probation and all trials but the first with :math:`u`,
+    credit :math:`c`, at least 0.1 (:func:`~lore_torchrl.control.evidence.barren_credit`),
+    therefore shrinks probation and all trials but the first with :math:`u`,
     the number of advised episodes since one last returned more than :math:`b`, each of them
-    counted by its share and its length over ``whole_length``, at most 1: twice the posterior
-    probability, at even odds, of advice that does so at a rate of :math:`h`, against advice that
-    never does.
+    counted by its share and its length over ``whole_length``, at most 1.
+
+    :math:`s` is what :meth:`anneal` was told last, 1 before: where advice that is no longer
+    taught acted in nearly every step, replay would hardly show what the policy does alone.
 
     Returns are normalised by the smallest and largest so far, 0 included. A row whose
     return is not finite, or above 1e30 in size, only counts in ``ignored``.
@@ -184,6 +181,7 @@ class ShareBandit(SeededModule):
         for name in ("advised_episodes", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.register_buffer("granted", torch.tensor(trial_episodes))
+        self.register_buffer("annealed", torch.ones(()))
         # What arms are drawn from, and the trust: they change with an episode, and are read at
         # every step and update.
         self.register_buffer("drawn_from", torch.zeros(len(arms)))
@@ -210,10 +208,9 @@ class ShareBandit(SeededModule):
 
     def evidence(self) -> Tensor:
         """Return the probability that advised episodes return more, a scalar."""
-        uplift = self.uplift_sum / (2.0 + self.uplift_count)
-        variance = _variance(self._advised_mean()) / (3.0 + self.uplift_count)
-        variance = variance + _variance(self._baseline()) / (3.0 + self.baseline_count)
-        return torch.special.ndtr(uplift / variance.sqrt())
+        uplift = self.uplift_sum, self.uplift_count
+        baseline = self._baseline(), self.baseline_count
+        return uplift_evidence(*uplift, self._advised_mean(), *baseline)
 
     def _advised_mean(self) -> Tensor:
         """Return the mean of recent returns of advised arms, acted or not, shrunk to a half."""
@@ -237,15 +234,23 @@ class ShareBandit(SeededModule):
 
     def credit(self) -> Tensor:
         """Return :math:`c`, what is left of probation and of a trial, a scalar."""
-        odds = (1.0 - self.hit_rate) ** self.barren
-        return (2.0 * odds / (1.0 + odds)).clamp_min(_LEAST_CREDIT)
+        return barren_credit(self.barren, self.hit_rate, _LEAST_CREDIT)
 
     def advised_mass(self) -> Tensor:
         """Return :math:`m`, the share of steps that the learner may decide."""
         mass = (self.evidence() - self.evidence_low) / (self.evidence_high - self.evidence_low)
         mass = mass.clamp_max(1.0).maximum(self.probation * self.credit())
         left = (self.granted - self.advised_episodes) / max(1, self.trial_episodes)
-        return mass.maximum(left.clamp_max(_TRIAL_MASS))
+        mass = mass.maximum(left.clamp_max(_TRIAL_MASS))
+        return mass * self.annealed.clamp_min(_LEAST_SHARE)
+
+    def anneal(self, share: Tensor | float) -> None:
+        """Let advice act less, from the next call of :meth:`observe` on; a gated bandit alone.
+
+        Args:
+            share: :math:`s`, what is left of teaching, scalar in ``[0, 1]``.
+        """
+        self.annealed.fill_(share)
 
     @torch.no_grad()
     def grant(self, *, last: bool = False) -> None:
@@ -283,7 +288,7 @@ class ShareBandit(SeededModule):
         return probs / probs.sum()
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        for name in ("drawn_from", "barren"):  # older checkpoints lack them
+        for name in ("drawn_from", "barren", "annealed"):  # older checkpoints lack them
             state_dict.setdefault(prefix + name, getattr(self, name).clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.refresh()
@@ -443,8 +448,3 @@ class ShareBandit(SeededModule):
         parts = torch.cat((torch.stack([v.float() for v in values.values()]), self.probs()))
         names = (*values, *(f"prob_{arm:g}" for arm in self.arms.tolist()))
         return dict(zip(names, parts.tolist(), strict=True))
-
-
-def _variance(mean: Tensor) -> Tensor:
-    """Return the largest variance of values in [0, 1] with this mean, floored."""
-    return (mean * (1.0 - mean)).clamp_min(_LEAST_VARIANCE)

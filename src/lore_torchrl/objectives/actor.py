@@ -60,7 +60,7 @@ class LoReActorLoss(LossModule):
     ``imagine_bonus_weight`` adds the bonus there. A ``bandit`` scales every term by its
     ``trust()``: advice teaches only once advised episodes have shown a higher return. With a
     ``calibrator`` a state's weight is scaled by its ``trust(confidence, group)``. With
-    ``anneal_after`` all terms end (:class:`~lore_torchrl.objectives.Annealing`).
+    ``anneal_after`` all terms end, and most of what a gated ``bandit`` allows.
 
     With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
     :math:`\rho` and :math:`\pi_{mix}`; the terms are the same, and in imagination stands a
@@ -100,7 +100,8 @@ class LoReActorLoss(LossModule):
         delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
             Default: ``None``.
         delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
-        anneal_after: Updates at full trust, then all terms shrink. Default: ``None``, never.
+        anneal_after: Updates at full trust, then all terms shrink
+            (:class:`~lore_torchrl.objectives.Annealing`). Default: ``None``, never.
         anneal_steps: Further such updates over which they fall to zero. Default: ``0``.
         prior_net: Network that has learnt the advice so far. Default: ``None``.
         bandit: :class:`~lore_torchrl.control.ShareBandit`. Default: ``None``.
@@ -113,9 +114,8 @@ class LoReActorLoss(LossModule):
 
     Raises:
         TypeError: If ``actor_loss`` is not a stock Dreamer actor loss.
-        ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is
-            unknown, a term is on without the parts that it needs, or the mixer does not fit
-            the actor.
+        ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is unknown, a
+            term lacks a part that it needs, or the mixer does not fit the actor.
         KeyError: In ``forward``, if a term is on and advice stands under ``"next"`` alone.
 
     The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
@@ -397,6 +397,8 @@ class LoReActorLoss(LossModule):
             share = terms["lore_taught"] = self.annealing()
             if self.training:
                 self.annealing.count(scale * valid.any())
+                if self.bandit is not None:
+                    self.bandit.anneal(share)
             scale = scale * share
 
         terms["lore_advised"] = valid.float().mean()
