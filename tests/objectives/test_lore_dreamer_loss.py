@@ -312,6 +312,8 @@ class TestCompile:
             bonus_weight=0.1,
             distillation_weight=0.1,
             multiplier_init=0.5,
+            anneal_after=1.0,
+            anneal_steps=2.0,
         ),
         prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
         calibration=CalibrationConfig(),

@@ -27,6 +27,8 @@ CURVES = (
     "advice/cache_misses",
     "prior_net/served",
     "bandit/share",
+    "bandit/trust",
+    "learner/lore_taught",
     "lore/kl",
     "lore/entropy_wm",
     "lore/beta_mean",
