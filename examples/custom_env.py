@@ -17,8 +17,7 @@ class Lock(gym.Env):
     """A lock opens when its switches are pressed from left to right; a wrong one resets it."""
 
     def __init__(self, max_steps=60):
-        self.max_steps = max_steps
-        self.render_mode = "rgb_array"
+        self.max_steps, self.render_mode = max_steps, "rgb_array"
         box = gym.spaces.Box(0.0, 1.0, (SWITCHES + 1,), np.float32)
         self.observation_space = gym.spaces.Dict({"observation": box})
         self.action_space = gym.spaces.Discrete(SWITCHES)

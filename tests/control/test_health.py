@@ -76,6 +76,14 @@ def test_each_check_trips_on_what_it_is_named_for_and_only_after_patience(name):
         assert watch.observe(step + 100, well)[0][f"health/{name}"] == 0.0
 
 
+def test_success_is_a_reward_where_it_returns_no_more_than_nothing():
+    watch = monitor(no_reward_steps=300)
+    free, costly = ({"train/return": 0.0, "train/success": share} for share in (0.1, 0.0))
+    for step in (300, 600):
+        assert watch.observe(step, free)[0]["health/no_reward"] == 0.0
+    assert watch.observe(900, costly)[0]["health/no_reward"] == 1.0
+
+
 def test_invalid_answers_are_counted_since_the_row_before():
     watch = monitor(patience=2)
     rows = [(10, 0), (14, 4), (20, 5), (30, 9), (40, 9)]

@@ -18,7 +18,8 @@ from lore_torchrl.envs.crafter import Crafter, CrafterEnv
 from lore_torchrl.envs.crafter_describe import CrafterDescriber
 from lore_torchrl.envs.crafter_planner import CrafterPlanner
 from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS, ACTIONS, CODE, ITEMS, VIEW
-from lore_torchrl.envs.family import check_family, close_env
+from lore_torchrl.envs.family import close_env
+from lore_torchrl.envs.family_checks import check_family
 from lore_torchrl.envs.situation import sample_request
 
 SMALL = {"area": (16, 16), "max_steps": 400}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +18,8 @@ from torchrl.envs import check_env_specs
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.crafter import Crafter
-from lore_torchrl.envs.family import (
-    check_family,
-    close_env,
-    planner_of,
-    read_row,
-)
+from lore_torchrl.envs.family import close_env, planner_of, read_row
+from lore_torchrl.envs.family_checks import check_family
 from lore_torchrl.envs.finance import FinancialRegimes
 from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakePlanner
 from lore_torchrl.envs.gym_batch import gym_batch
@@ -47,6 +48,68 @@ def test_specs_hold_and_environment_and_describer_fit(make):
     family = make()
     check_family(family)
     check_env_specs(family.make_env(num_envs=2, seed=0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(
+            partial(MiniGrid, f"{name}-v0")
+            for name in (
+                "MiniGrid-KeyCorridorS3R1",
+                "MiniGrid-MultiRoom-N2-S4",
+                "MiniGrid-UnlockPickup",
+                "MiniGrid-ObstructedMaze-1Dl",
+                "MiniGrid-LavaGapS5",
+                "MiniGrid-MemoryS7",
+                "BabyAI-GoToLocal",
+                "BabyAI-PutNextLocal",
+            )
+        ),
+        *(
+            partial(Crafter, area=(16, 16), max_steps=60, observe=observe)
+            for observe in ("pixels", "both")
+        ),
+    ],
+    ids=lambda make: "-".join(map(str, (*make.args, *make.keywords.values()))),
+)
+def test_specs_hold_in_other_rooms_and_views(make):
+    family = make()
+    check_family(family)
+    env = family.make_env(num_envs=2, seed=0)
+    check_env_specs(env)
+    close_env(env)
+
+
+def fingerprints() -> list[str]:
+    """Of forty random steps of each family."""
+    found = []
+    for make in FAMILIES.values():
+        torch.manual_seed(0)
+        env = make().make_env(num_envs=2, seed=3)
+        rollout = env.rollout(40, break_when_any_done=False)
+        close_env(env)
+        digest = hashlib.sha256()
+        for key in ("observation", "action", ("next", "reward"), ("next", "done")):
+            digest.update(rollout[key].numpy().tobytes())
+        found.append(digest.hexdigest())
+    return found
+
+
+def test_a_seed_is_the_same_stream_in_another_process():
+    here = fingerprints()
+    assert len(set(here)) == len(FAMILIES)
+    code = "from test_families import fingerprints; print(*fingerprints())"
+    paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert there.stdout.splitlines()[-1].split() == here
 
 
 @families
@@ -214,7 +277,7 @@ def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import custom_env
 
-    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) <= 80
+    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 80
     env = EnvConfig(family="custom_env.LockFamily", id="Lock", num_envs=2)
     config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=160)
     assert train(config, advisor=custom_env.NextSwitch())["advice/calls"] > 0

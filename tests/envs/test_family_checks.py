@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torchrl.envs import DTypeCastTransform, ExcludeTransform, UnsqueezeTransform
 
-from lore_torchrl.envs.family import build_family, check_family, row_seed
+from lore_torchrl.envs.family import build_family, row_seed
+from lore_torchrl.envs.family_checks import check_family
 from lore_torchrl.envs.frozen_lake import FrozenLake, FrozenLakeDescriber
+from lore_torchrl.envs.gym_batch import GymFamily
 from lore_torchrl.envs.pendulum import Pendulum
 from lore_torchrl.envs.situation import sample_request
 
@@ -102,6 +106,72 @@ def test_what_the_policy_cannot_see_is_named(change, message):
         check_family(broken(env=change), advised=False)
 
 
+class Gym(gymnasium.Env):
+    """A Gymnasium environment with actions of some kind and steps of some length."""
+
+    observation_space = gymnasium.spaces.Dict(
+        observation=gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+    )
+
+    def __init__(self, action_space, returned=5):
+        self.action_space, self.returned = action_space, returned
+
+    def reset(self, *, seed=None, options=None):
+        return {"observation": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        return ({"observation": np.zeros(2, np.float32)}, 0.0, False, False, {})[-self.returned :]
+
+
+class OfGym(GymFamily):
+    """Its environments, with a describer of four actions."""
+
+    def __init__(self, *settings):
+        self.settings = settings
+
+    def make_gym(self, pixels=False):
+        return Gym(*self.settings)
+
+    def make_describer(self, *, memory=False, image=False):
+        key = sample_request(FrozenLake()).cache_key
+        actions = tuple(sample_request(FrozenLake()).actions)
+        return broken(key=key, actions=actions).make_describer()
+
+
+def test_actions_are_one_choice():
+    check_family(OfGym(gymnasium.spaces.Discrete(4)))
+    # As wide as four actions, but two choices.
+    with pytest.raises(
+        ValueError, match=r"one-hot, \[N, A\], or bounded .* got MultiOneHot \[2, 4\]"
+    ):
+        check_family(OfGym(gymnasium.spaces.MultiDiscrete([3, 1])))
+
+
+def test_an_environment_that_cannot_be_stepped_is_named():
+    with pytest.raises(ValueError, match=r"OfGym: the first step .* fails.*truncated and info"):
+        check_family(OfGym(gymnasium.spaces.Discrete(4), 4))
+
+
+def test_what_is_no_environment_is_named():
+    with pytest.raises(TypeError, match=r"make_env\(\) must return a TorchRL .* got NoneType"):
+        check_family(broken(env=lambda env: None))
+
+
+@pytest.mark.parametrize("part", ["in_keys", "actions"])
+def test_a_single_text_is_no_list_of_names(part):
+    with pytest.raises(TypeError, match=rf"Describer.{part} must list names, .* 'observation'"):
+        check_family(broken(**{part: "observation"}))
+
+
+def test_entries_that_nothing_reads_are_named():
+    family = FrozenLake()
+    family.episode_keys = ("observation",)
+    with pytest.raises(TypeError, match=r"FrozenLake has episode_keys, but no summarize_episodes"):
+        check_family(family)
+    family.summarize_episodes = lambda last: {}
+    check_family(family)
+
+
 def raises(request):
     raise KeyError("map")
 
@@ -141,6 +211,7 @@ def test_what_a_run_needs_beyond_that_is_named(monkeypatch):
     with pytest.raises(ValueError, match="no picture"):
         sample_request(FrozenLake(), image=True)
     monkeypatch.setattr(FrozenLake, "episode_keys", ("nope",), raising=False)
+    monkeypatch.setattr(FrozenLake, "summarize_episodes", dict, raising=False)
     with pytest.raises(ValueError, match=r"no entry 'nope', which summarize_episodes\(\) reads"):
         check_family(FrozenLake(), advised=False)
     check_family(broken(without="request"), advised=False)
@@ -198,6 +269,8 @@ def test_families_that_are_none(monkeypatch):
         ("frozen_lake.FrozenLake", "FrozenLake-v1", {"max_steps": 9}, "set env.max_steps instead"),
         ("frozen_lake.FrozenLake", "FrozenLake-v1", {"env_id": "x"}, "set env.id instead"),
         ("snake.Snake", "Snake", {"size": 4, "apples": 30}, "at most 13, got 30.*Raise size"),
+        ("snake.Snake", "Snake", {"size": 7.5}, "size must be a whole number from 4 on, got 7.5"),
+        ("snake.Snake", "Snake", {"apples": 0}, "apples must be a whole number from 1 on, got 0"),
         ("finance.FinancialRegimes", "Finance", {"regimes": {"drift": 1.0}}, "list of mappings"),
         ("finance.FinancialRegimes", "Finance", {"window": 20.5}, "window must be a whole number"),
         ("frozen_lake.FrozenLake", "FrozenLake-v1", {"slippery": "no"}, "slippery.*true or false"),
@@ -234,6 +307,22 @@ def test_a_family_takes_what_a_run_gives_it(monkeypatch):
     )
     with pytest.raises(TypeError, match=r"make_describer\(\) must take the keywords memory, image"):
         build_family("own.Thing", "x", max_steps=None, options={})
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("make_gym", "pixels, whether to draw: too many"),
+        ("summarize", "a batch: too many"),
+        ("summarize_episodes", "the last steps of episodes: too many"),
+    ],
+)
+def test_what_a_family_may_have_takes_what_it_is_given(method, message, monkeypatch):
+    own = ModuleType("own")
+    own.Thing = type("Thing", (FrozenLake,), {method: lambda self: {}})
+    monkeypatch.setitem(sys.modules, "own", own)
+    with pytest.raises(TypeError, match=rf"Thing.{method}\(\) must take {message}"):
+        build_family("own.Thing", "FrozenLake-v1", max_steps=None, options={})
 
 
 def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):

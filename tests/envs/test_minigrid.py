@@ -11,7 +11,8 @@ from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STA
 from torchrl.envs import ParallelEnv, SerialEnv, check_env_specs
 
 from lore_torchrl.envs import minigrid_describe as codes
-from lore_torchrl.envs.family import check_family, read_row, row_seed
+from lore_torchrl.envs.family import read_row, row_seed
+from lore_torchrl.envs.family_checks import check_family
 from lore_torchrl.envs.minigrid import MiniGrid, make_env, make_single_env
 from lore_torchrl.envs.minigrid_describe import (
     BOX,

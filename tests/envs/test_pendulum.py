@@ -25,7 +25,8 @@ from lore_torchrl.configs import (
 from lore_torchrl.configs.trust import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
-from lore_torchrl.envs.family import check_family, read_row
+from lore_torchrl.envs.family import read_row
+from lore_torchrl.envs.family_checks import check_family
 from lore_torchrl.envs.pendulum import (
     TORQUES,
     Pendulum,

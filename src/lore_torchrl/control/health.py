@@ -47,7 +47,7 @@ class HealthMonitor:
     | ``beta_saturated`` | ``lore/beta_mean`` > ``beta_share`` :math:`\cdot \beta_{max}`, hardly varying, once the learner learns | ``patience`` rows |
     | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
     | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
-    | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` | at once |
+    | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` or ``train/success`` | at once |
     | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows, or at once if no call is left |
     | ``budget_burn`` | no call is left, and the last was made before ``budget_burn_share`` of the run | at once |
     | ``nonfinite`` | a loss, or ``health/nonfinite_parameters``, is not finite or not 0 | at once |
@@ -231,7 +231,8 @@ class HealthMonitor:
 
     def _no_reward(self, step: int, row: Mapping[str, float]) -> tuple[str, int]:
         memory = self._memory
-        if row.get("train/return", 0.0) > 0:
+        # A success may be worth nothing, where all other episodes cost.
+        if max(row.get("train/return", 0.0), row.get("train/success", 0.0)) > 0:
             memory.rewarded_step = step
         bad = step - memory.rewarded_step >= self.no_reward_steps
         if self.beta_max:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
-from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.base import Describer
 from lore_torchrl.advisors.scripted import Planner
 
 MAX_ENVS = 1000
@@ -115,6 +113,12 @@ _METHODS = {
     "make_env": ("num_envs", "seed", "evaluation", "parallel", "pixels"),
     "make_describer": ("memory", "image"),
 }
+# What a family may have, and the one argument that is given to it.
+_OPTIONAL = {
+    "make_gym": "pixels, whether to draw",
+    "summarize": "a batch",
+    "summarize_episodes": "the last steps of episodes",
+}
 
 
 def build_family(
@@ -173,6 +177,12 @@ def build_family(
         if not callable(getattr(family, method, None)):
             raise TypeError(f"{path} has no {method}(): see lore_torchrl.envs.family.EnvFamily.")
         _check_takes(getattr(family, method), f"{name}.{method}", keywords)
+    for method, argument in _OPTIONAL.items():
+        if hasattr(family, method):
+            try:
+                inspect.signature(getattr(family, method)).bind(None)
+            except TypeError as error:
+                raise TypeError(f"{name}.{method}() must take {argument}: {error}.") from error
     return family
 
 
@@ -186,131 +196,6 @@ def _check_takes(function: Callable[..., Any], name: str, keywords: Sequence[str
         )
 
 
-def check_family(
-    family: EnvFamily,
-    *,
-    memory: bool = False,
-    image: bool = False,
-    coarse: bool = False,
-    masked: bool = False,
-    advised: bool = True,
-) -> Sizes:
-    """Make environments of a family, and see that they and their describer fit together.
-
-    Args:
-        family: The family.
-
-    Keyword Args:
-        memory: Whether its describer is asked to remember. Default: ``False``.
-        image: Whether requests must hold a picture. Default: ``False``.
-        coarse: Whether a ``coarse_key`` is needed. Default: ``False``.
-        masked: Whether one-hot actions need an ``action_mask``. Default: ``False``.
-        advised: Whether there is a describer to look at. Default: ``True``.
-
-    Raises:
-        TypeError: If the describer lacks something, or a spec is of another kind.
-        ValueError: If shapes, actions or keys do not fit, or the planner fails.
-    """
-    name = type(family).__name__
-    needed = dict.fromkeys(getattr(family, "episode_keys", ()), "summarize_episodes()")
-    for key in ("reward", "done", "terminated"):
-        needed.pop(key, None)
-    needed["success"] = "every run"
-    if advised:
-        describer = family.make_describer(memory=memory, image=image)
-        _check_describer(describer, coarse=coarse)
-        needed |= dict.fromkeys(describer.in_keys, type(describer).__name__)
-    env = family.make_env(num_envs=2, seed=0)
-    if masked and isinstance(env.action_spec, OneHot):
-        needed["action_mask"] = "lore.epsilon"
-    try:
-        sizes = _check_specs(env, needed, name)
-        if advised:
-            if sizes.action_bounds is not None:
-                _check_anchors(describer, sizes, name)
-            elif sizes.num_actions != len(describer.actions):
-                raise ValueError(
-                    f"{name} has {sizes.num_actions} actions, {type(describer).__name__} names "
-                    f"{len(describer.actions)}: {list(describer.actions)}."
-                )
-            # A stock run, which has no describer, goes on from the same random numbers.
-            with torch.random.fork_rng(devices=[]):
-                request = _check_questions(describer, env, image=image, coarse=coarse)
-                _check_planner(planner_of(family), request, name)
-    finally:
-        close_env(env)
-    return sizes
-
-
-def _check_describer(describer: Describer, *, coarse: bool) -> None:
-    needed = dict.fromkeys(("in_keys", "actions", "observe", "cache_key", "request"), "")
-    if coarse:
-        needed["coarse_key"] = " (or set lore.calls.coarse=false)"
-    for part, hint in needed.items():
-        if not hasattr(describer, part):
-            raise TypeError(
-                f"{type(describer).__name__} has no {part!r}, which a describer needs{hint}: see "
-                "lore_torchrl.advisors.base.Describer."
-            )
-
-
-def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
-    if tuple(env.batch_size) != (2,):
-        raise ValueError(
-            f"{name}.make_env(num_envs=2) has batch size {list(env.batch_size)}, not [2]: wrap "
-            "single environments in a SerialEnv."
-        )
-    spec = env.full_observation_spec
-    for key, reader in needed.items():
-        if key not in spec.keys(True, True):
-            raise ValueError(f"{name}: the environment has no entry {key!r}, which {reader} reads.")
-    widths = {"success": 1, "action_mask": env.action_spec.shape[-1]}
-    for key in needed.keys() & widths.keys():
-        if (spec[key].dtype, tuple(spec[key].shape)) != (torch.bool, (2, widths[key])):
-            raise ValueError(
-                f"{name}: {key!r} must be torch.bool [N, {widths[key]}], got {spec[key].dtype} "
-                f"[N{''.join(f', {side}' for side in spec[key].shape[1:])}]."
-            )
-    seen = {key: spec[key] for key in ("observation", "frame") if key in spec}
-    if not seen:
-        raise ValueError(
-            f"{name}: the environment has neither 'observation' nor 'frame', so the policy sees "
-            "nothing."
-        )
-    for key, dtype, sides in (("observation", torch.float32, "D"), ("frame", torch.uint8, "CHW")):
-        if key in seen and (seen[key].dtype, seen[key].ndim) != (dtype, 1 + len(sides)):
-            raise ValueError(
-                f"{name}: {key!r} must be {dtype} [N, {', '.join(sides)}], got {seen[key].dtype} "
-                f"{list(seen[key].shape)}."
-            )
-    actions = env.action_spec
-    discrete = isinstance(actions, OneHot) and len(actions.shape) == 2
-    shapes = {key: tuple(part.shape[1:]) for key, part in seen.items()}
-    return Sizes(
-        shapes["observation"][0] if "observation" in shapes else None,
-        shapes.get("frame"),
-        actions.shape[-1],
-        None if discrete else _bounds(actions, name),
-    )
-
-
-def _bounds(spec: TensorSpec, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lowest and highest value of a continuous action, each ``[A]``."""
-    fits = isinstance(spec, Bounded) and len(spec.shape) == 2 and spec.dtype.is_floating_point
-    if not fits:
-        raise ValueError(
-            f"{name}: the action must be one-hot, [N, A], or bounded floats, [N, A], got "
-            f"{type(spec).__name__} {list(spec.shape)} of {spec.dtype}."
-        )
-    low, high = spec.space.low[0].float(), spec.space.high[0].float()
-    if not (low.isfinite() & high.isfinite()).all():
-        raise ValueError(
-            f"{name}: a continuous action needs finite bounds, got {low.tolist()} to "
-            f"{high.tolist()}."
-        )
-    return low, high
-
-
 def anchors_of(describer: Describer) -> torch.Tensor | None:
     """Return the continuous actions that a describer's names stand for, ``[K, A]``.
 
@@ -321,92 +206,6 @@ def anchors_of(describer: Describer) -> torch.Tensor | None:
     """
     anchors = getattr(describer, "anchors", None)
     return None if anchors is None else torch.as_tensor(anchors, dtype=torch.float32)
-
-
-def _check_anchors(describer: Describer, sizes: Sizes, name: str) -> None:
-    kind, anchors = type(describer).__name__, anchors_of(describer)
-    shape = [len(describer.actions), sizes.num_actions]
-    if anchors is None or list(anchors.shape) != shape:
-        raise ValueError(
-            f"{name} has continuous actions: {kind} needs anchors, one action for each of its "
-            f"names, {shape}, got {None if anchors is None else list(anchors.shape)}."
-        )
-    low, high = sizes.action_bounds
-    if not ((anchors >= low) & (anchors <= high)).all():
-        raise ValueError(
-            f"{kind}: anchors must lie within the action's bounds, {low.tolist()} to "
-            f"{high.tolist()}, got {anchors.tolist()}."
-        )
-
-
-def check_picture(request: AdviceRequest, describer: Describer) -> None:
-    """Raise ``ValueError`` where a question that is to hold a picture holds none."""
-    if request.image is None:
-        raise ValueError(
-            f"{type(describer).__name__}.request() holds no picture, which advisor.send_image "
-            "sends: set advisor.send_image=false."
-        )
-
-
-def _check_planner(planner: Planner | None, request: AdviceRequest, name: str) -> None:
-    """Raise where a family's planner cannot answer its describer's question."""
-    wanted = f"{name}.make_planner(): a planner returns None or {len(request.actions)} numbers"
-    try:
-        values = None if planner is None else planner(request)
-        numbers = None if values is None else [float(value) for value in values]
-    except Exception as error:
-        raise ValueError(f"{wanted}; at the first question this one fails: {error!r}.") from error
-    odd = numbers is not None and len(numbers) != len(request.actions)
-    if odd or any(map(math.isnan, numbers or [])):
-        raise ValueError(f"{wanted}, one for each of {list(request.actions)}; got {numbers}.")
-
-
-def _check_questions(
-    describer: Describer, env: EnvBase, *, image: bool, coarse: bool
-) -> AdviceRequest:
-    tensordict = env.reset()
-    request = _check_question(describer, tensordict, None, coarse=coarse)
-    if image:
-        check_picture(request, describer)
-    # A step by the first of the actions that it names.
-    anchors = anchors_of(describer)
-    if anchors is None:
-        action = env.action_spec.zero()
-        action[:, 0] = 1
-    else:
-        action = anchors[:1].expand(2, -1).clone()
-    following = env.step(tensordict.set("action", action)).get("next")
-    if not following.get("done")[0]:
-        _check_question(describer, following, 0, coarse=coarse)
-    return request
-
-
-def _check_question(
-    describer: Describer, tensordict: TensorDictBase, action: int | None, *, coarse: bool
-) -> AdviceRequest:
-    kind = type(describer).__name__
-    seen = read_row(tensordict, 0, describer.in_keys)
-    describer.observe(0, seen, action, reset=action is None)
-    key = describer.cache_key(0, seen)
-    for part in ("cache_key", "coarse_key") if coarse else ("cache_key",):
-        found = getattr(describer, part)(0, seen)
-        if not isinstance(found, str):
-            raise TypeError(f"{kind}.{part}() must return text, got {type(found).__name__}.")
-    request = describer.request(0, seen)
-    if not isinstance(request, AdviceRequest):
-        raise TypeError(
-            f"{kind}.request() must return an AdviceRequest, got {type(request).__name__}."
-        )
-    if request.cache_key != key:
-        raise ValueError(
-            f"{kind}: the request's cache_key {request.cache_key!r} is not what cache_key() "
-            f"gives, {key!r}: the answer would never be found again."
-        )
-    if tuple(request.actions) != tuple(describer.actions):
-        raise ValueError(
-            f"{kind}: the request's actions {request.actions} are not its own, {describer.actions}."
-        )
-    return request
 
 
 def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]) -> dict[str, Any]:

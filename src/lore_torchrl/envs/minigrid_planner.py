@@ -99,15 +99,15 @@ class MiniGridPlanner:
     right, to decide between equals.
 
     It covers missions that reach a goal (Empty, DoorKey, MultiRoom, FourRooms, Crossing,
-    LavaGap, DistShift, LockedRoom), open one door (Unlock, BabyAI's OpenDoor and KeyInBox),
-    pick up one named object (Fetch, UnlockPickup, BlockedUnlockPickup, KeyCorridor,
-    ObstructedMaze, BabyAI's Pickup) or go to one (GoToDoor, GoToObject, BabyAI's GoTo): facing
-    it, ``done``. Where a mission ends in failure at what it takes for an errand (opening a
-    wrong door or taking up a wrong object, as in BabyAI's Debug levels), it is not covered,
-    and moving obstacles are treated as fixed. For any other mission (Memory,
-    PutNext, BabyAI's with several parts, places or "object"), and for a request without the
-    facts of :class:`~lore_torchrl.envs.minigrid_describe.MiniGridDescriber`, it returns
-    ``None``.
+    LavaGap, DistShift, LockedRoom), open one door (Unlock, BabyAI's KeyInBox and
+    OpenDoorColor), pick up one named object (Fetch, UnlockPickup, BlockedUnlockPickup,
+    KeyCorridor, ObstructedMaze, BabyAI's Pickup) or go to one (GoToDoor, GoToObject, BabyAI's
+    GoTo): facing it, ``done``. Where a mission ends in failure at what it takes for an errand
+    (opening a wrong door or taking up a wrong object, as in BabyAI's Debug levels), it is not
+    covered, and moving obstacles are treated as fixed. For any other mission (Memory, PutNext,
+    RedBlueDoors, BabyAI's with several parts, "object", or places, as some of OpenDoor's), and
+    for a request without the facts of
+    :class:`~lore_torchrl.envs.minigrid_describe.MiniGridDescriber`, it returns ``None``.
 
     Without the describer's memory it forgets what leaves the view. It then looks only for
     unseen cells within the view and, with nothing to do, walks along the walls and turns

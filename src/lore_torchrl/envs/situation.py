@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.family import EnvFamily, anchors_of, check_picture, close_env, read_row
+from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
+from lore_torchrl.envs.family_checks import check_picture
 
 
 def sample_request(

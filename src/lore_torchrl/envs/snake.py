@@ -61,8 +61,8 @@ class SnakeEnv(gym.Env):
         render_mode: str | None = None,
     ) -> None:
         for name, value, least in (("size", size, 4), ("apples", apples, 1)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number from {least} on, got {value}.")
         most = size * size - 1 - 2 * enemy
         if apples > most and not poison:
             raise ValueError(
