@@ -18,7 +18,7 @@ _MAX_LATE = 10_000
 class Reply(NamedTuple):
     """Advice that is there, and the request that it comes or will come from.
 
-    Args:
+    Attributes:
         advice_id: Number of the request, 0 for none or for advice from the cache; negative
             where that advice stands in until the request's own comes.
         advice: ``None`` where there is none, or not yet.
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 class Near(NamedTuple):
     """What a situation shares with those near it, for the cache's neighbourhood.
 
-    Args:
+    Attributes:
         coarse: Coarse key. Default: none.
         latent: Vector ``[D]``. Default: none.
     """
