@@ -18,6 +18,7 @@ from advice_toy import (
     make_service,
 )
 from tensordict import TensorDict
+from torchrl.data import MultiCategorical, MultiOneHot
 from torchrl.envs import (
     ParallelEnv,
     SerialEnv,
@@ -215,6 +216,14 @@ def test_bad_input_is_named():
     with pytest.raises(NotImplementedError, match="replay buffer"):
         AdviceTransform(service, Describe())(TensorDict({"observation": torch.zeros(1)}))
     service.close()
+
+
+@pytest.mark.parametrize("spec", [MultiOneHot([2, 1]), MultiCategorical([2, 1])])
+def test_several_choices_at_once_are_named(spec):
+    env = Corridor()
+    env.action_spec = spec
+    with make_service() as service, pytest.raises(ValueError, match="several choices at once"):
+        TransformedEnv(env, AdviceTransform(service, Describe())).reset()
 
 
 def test_an_action_that_is_no_index_is_named():

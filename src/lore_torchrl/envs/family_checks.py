@@ -56,7 +56,7 @@ def check_family(
         raise TypeError(
             f"{name}.make_env() must return a TorchRL environment, got {type(env).__name__}."
         )
-    if masked and isinstance(env.action_spec, OneHot):
+    if masked and _is_one_hot(env.action_spec):
         needed["action_mask"] = "lore.epsilon"
     try:
         sizes = _check_specs(env, needed, name)
@@ -125,9 +125,7 @@ def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
                 f"{list(seen[key].shape)}."
             )
     actions = env.action_spec
-    # Several choices at once come as one vector too, but not as one-hot.
-    one_hot = isinstance(actions, OneHot) and not isinstance(actions, MultiOneHot)
-    discrete = one_hot and len(actions.shape) == 2
+    discrete = _is_one_hot(actions) and len(actions.shape) == 2
     shapes = {key: tuple(part.shape[1:]) for key, part in seen.items()}
     return Sizes(
         shapes["observation"][0] if "observation" in shapes else None,
@@ -135,6 +133,11 @@ def _check_specs(env: EnvBase, needed: Mapping[str, str], name: str) -> Sizes:
         actions.shape[-1],
         None if discrete else _bounds(actions, name),
     )
+
+
+def _is_one_hot(spec: TensorSpec) -> bool:
+    # TorchRL's spec of several choices at once is a kind of one-hot one.
+    return isinstance(spec, OneHot) and not isinstance(spec, MultiOneHot)
 
 
 def _bounds(spec: TensorSpec, name: str) -> tuple[torch.Tensor, torch.Tensor]:

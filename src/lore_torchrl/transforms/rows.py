@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torchrl.data.tensor_specs import Categorical, Composite, OneHot, TensorSpec
+from torchrl.data.tensor_specs import (
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
@@ -117,8 +124,13 @@ def check_action_count(spec: TensorSpec | None, key: NestedKey, n_actions: int) 
     """Check that a discrete action has as many values as the describer names.
 
     Raises:
-        ValueError: If it has another number.
+        ValueError: If it has another number, or is several choices at once.
     """
+    if isinstance(spec, (MultiCategorical, MultiOneHot)):
+        raise ValueError(
+            f"The environment's {key!r} is several choices at once, {type(spec).__name__}: advice "
+            "is about one. Make one action of each combination that is of use."
+        )
     if isinstance(spec, (Categorical, OneHot)) and spec.space.n != n_actions:
         raise ValueError(
             f"The describer names {n_actions} actions, the environment's {key!r} has "
