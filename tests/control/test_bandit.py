@@ -623,6 +623,37 @@ class TestAdvisers:
         assert (masses[100:] <= bandit.probation + 1e-6).all()
         assert SHARES[arms][100:].mean() < 0.1 and bandit.trust() == 0
 
+    @pytest.mark.parametrize(
+        ("low", "high", "num"), [(0.0, -1.0, 4), (0.0, 1.0, 4), (0.0, 1.0, 64), (-1.0, 0.0, 64)]
+    )
+    def test_useless_advice_is_not_trusted_from_the_start_either(self, low, high, num):
+        """Whatever the sign of returns, and however many environments end at once."""
+        trusted = []
+        for seed in range(6):
+            torch.manual_seed(seed)
+            bandit = of_a_run(seed)
+            returns = torch.where(bernoulli(128, 0.3, 0.3, 0.3, 0.3) > 0, high, low)
+            for rows in returns.split(num):
+                play(bandit, rows, batch=num)
+                trusted.append(bandit.trust())
+        assert torch.stack(trusted).mean() < 0.15
+
+    def test_good_advice_is_trusted_where_returns_are_negative(self):
+        for seed in SEEDS:
+            torch.manual_seed(seed)
+            bandit = of_a_run(seed)
+            play(bandit, bernoulli(64, 0.07, 0.9, 0.9, 0.9) - 1.0, batch=4)
+            assert bandit.trust() > 0.9
+
+    def test_evidence_is_kept_on_the_scale_of_the_returns(self):
+        """A hundredth more is much while nothing is known to be larger, and little then."""
+        bandit = of_a_run(0)
+        for _ in range(8):
+            tell(bandit, [0, 3], [0.25, 0.25], [0.0, 0.01])
+        assert bandit.trust() == 1
+        tell(bandit, [0], [0.25], [1.0])
+        assert bandit.trust() == 0 and bandit.uplift_sum < 0.1
+
     def test_useless_advice_is_not_trusted(self):
         bandit = ShareBandit()
         play(bandit, bernoulli(300, 0.9, 0.9, 0.9, 0.9), batch=3)

@@ -130,6 +130,33 @@ def test_one_more_trial_when_no_more_can_be_bought():
     assert granted == [False, False, True, False, False]
 
 
+def test_a_run_resumed_with_more_calls_is_tried_again():
+    bought, left = [98.0], [0]
+
+    def made(bandit):
+        return AdviceControlHook(
+            EpisodeShare(bandit),
+            None,
+            answers=lambda: bought[0],
+            exhausted=lambda: left[0] == 0,
+            retrial_growth=1.5,
+        )
+
+    before = made(ShareBandit(arms=(0.0, 1.0), trial_episodes=1))
+    before._next_trial = 100.0
+    before(batch(done=[(0, 3)]))
+    bandit = ShareBandit(arms=(0.0, 1.0), trial_episodes=1, last_trial_episodes=1)
+    after = made(bandit)
+    after.load_state_dict(before.state_dict())
+    granted = []
+    for count, remaining in ((98, 400), (146, 352), (147, 351), (200, 298), (498, 0), (498, 0)):
+        bought[0], left[0] = float(count), remaining
+        after(batch(done=[(0, 3)]))
+        granted.append(bool(bandit.granted > bandit.advised_episodes))
+    # By growth at 147 and at 498, and there, one batch later, the last one.
+    assert granted == [False, False, True, False, True, True]
+
+
 def test_new_arms_are_drawn_where_stretches_begin():
     torch.manual_seed(0)
     bandit = ShareBandit(gated=False)

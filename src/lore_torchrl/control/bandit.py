@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lore_torchrl.control.evidence import barren_credit, uplift_evidence
+from lore_torchrl.control.evidence import barren_credit, forgetting, uplift_evidence
 from lore_torchrl.control.regret import exp3_regret_bound
 from lore_torchrl.control.stream import SeededModule
 
@@ -61,9 +61,10 @@ class ShareBandit(SeededModule):
 
     The evidence :math:`e` is :func:`~lore_torchrl.control.evidence.uplift_evidence`. Each
     advised episode is compared with what unadvised ones returned *then*: :math:`d = r - b`,
-    with :math:`b` the mean of the last few unadvised returns, at first shrunk towards a tenth:
-    where reward is sparse an episode brings nothing until shown otherwise. Else an agent that
-    gets better would turn late advised episodes into evidence against early unadvised ones.
+    with :math:`b` the mean of the last few unadvised returns, at first shrunk towards a return
+    of 0, but a tenth at least: where reward is sparse an episode brings nothing until shown
+    otherwise. Else an agent that gets better would turn late advised episodes into evidence
+    against early unadvised ones.
 
     Where hardly anything is rewarded, :math:`e` stays near one half whatever the advice. The
     credit :math:`c`, at least 0.1 (:func:`~lore_torchrl.control.evidence.barren_credit`),
@@ -225,12 +226,13 @@ class ShareBandit(SeededModule):
         return self._normalised(self.return_sums.sum() / count.clamp_min(1e-9), self._one)
 
     def _baseline(self) -> Tensor:
-        """Return what an unadvised episode returns now, normalised, shrunk towards a tenth."""
+        """Return what an unadvised episode returns now, normalised, shrunk towards nothing."""
         count = self.baseline_count
         mean = self._normalised(self.baseline_sum / count.clamp_min(1e-9), self._one)
+        nothing = self._normalised(torch.zeros_like(count), self._one).clamp_min(0.1)
         # Of all so far, not the last few: the shrinking must end.
         seen = self.episodes - self.advised_episodes
-        return (0.2 + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
+        return (2.0 * nothing + seen * torch.where(count > 0, mean, 0.0)) / (2.0 + seen)
 
     def credit(self) -> Tensor:
         """Return :math:`c`, what is left of probation and of a trial, a scalar."""
@@ -321,8 +323,9 @@ class ShareBandit(SeededModule):
         """Learn from finished episodes.
 
         The rows of a call are one update: the decayed sums are those of one update a row. The
-        weights are so only nearly: range, :math:`r_0` and :math:`b` are taken once a call, and
-        they are shared once, by :math:`1 - (1 - α)^n` for :math:`n` episodes.
+        weights are so only nearly: range, :math:`r_0` and :math:`b`, with the call's unadvised
+        rows, are taken once a call, and they are shared once, by :math:`1 - (1 - α)^n` for
+        :math:`n` episodes.
 
         Args:
             arm: Arm of the episode, int64 ``[N, 1]`` or any other shape.
@@ -350,19 +353,18 @@ class ShareBandit(SeededModule):
         usable = (value.abs() <= _LARGEST_RETURN) & (prob > 0)
         counted = done & usable
         self.ignored.add_((done & ~usable).sum())
-        value = torch.where(counted, value, 0.0)
-        prob = torch.where(counted, prob, 1.0)
+        value, prob = value.where(counted, 0.0), prob.where(counted, 1.0)
+        span = self.high - self.low
         self.low.copy_(torch.minimum(self.low, value.amin()))
         self.high.copy_(torch.maximum(self.high, value.amax()))
+        # Differences are kept on the scale of returns: they shrink as the range grows.
+        self.uplift_sum.mul_(torch.where(span > 0, span / (self.high - self.low), 1.0))
         seen = counted.float()
         index = torch.arange(self.num_arms, device=arm.device)
         chosen = (arm.unsqueeze(-1) == index) * seen.unsqueeze(-1)
 
-        ones, baseline, usual = torch.ones_like(value), self._baseline(), self._usual()
-        # An episode's age is the number of those that ended after it.
-        later = seen.flip(0).cumsum(0).flip(0) - seen
-        recent = self.decay**later
-        forget = self.decay ** seen.sum()
+        ones, usual = torch.ones_like(value), self._usual()
+        recent, forget = forgetting(seen, self.decay)
         timed = (length.isfinite() & (length > 0)).float()
         length = torch.where(timed > 0, length, 0.0)
         for sums, added in (
@@ -373,25 +375,23 @@ class ShareBandit(SeededModule):
         ):
             sums.mul_(forget).add_((recent * added) @ chosen)
 
-        # Compared with the unadvised episodes before this call; before any reward there is
-        # nothing to compare.
-        uplift = self._normalised(value, ones) - baseline
-        uplift = torch.where(self.high > self.low, uplift, 0.0)
         advised, alone = seen * acted, seen * ~acted
+        self.advised_episodes.add_(advised.sum().long())
+        self.episodes.add_(seen.sum())
+        weight, fade = forgetting(alone, _BASELINE_DECAY)
+        self.baseline_sum.mul_(fade).add_((value * weight).sum())
+        self.baseline_count.mul_(fade).add_(weight.sum())
+
+        # Before any reward there is nothing to compare.
+        uplift = self._normalised(value, ones) - self._baseline()
+        uplift = torch.where(self.high > self.low, uplift, 0.0)
         self.uplift_sum.mul_(forget).add_((uplift * advised * recent).sum())
         self.uplift_count.mul_(forget).add_((advised * recent).sum())
         hits = (advised * (uplift > 0)).flip(0).cumsum(0).flip(0)
         cost = ones if self.whole_length is None else (length / self.whole_length).clamp_max(1.0)
         cost = torch.where(timed > 0, cost, 1.0) * self.arms[arm]
         self.barren.mul_(hits[0] == 0).add_((cost * advised * (hits == 0)).sum())
-        later = alone.flip(0).cumsum(0).flip(0) - alone
-        weight = alone * _BASELINE_DECAY**later
-        forget = _BASELINE_DECAY ** alone.sum()
-        self.baseline_sum.mul_(forget).add_((value * weight).sum())
-        self.baseline_count.mul_(forget).add_(weight.sum())
 
-        self.advised_episodes.add_(advised.sum().long())
-        self.episodes.add_(seen.sum())
         self.obtained.add_(value.sum())
         self.inverse_probs.add_((1.0 / prob) @ chosen)
         self.weighted_returns.add_((value / prob) @ chosen)

@@ -57,6 +57,20 @@ def barren_credit(barren: Tensor, hit_rate: float, least: float) -> Tensor:
     return (2.0 * odds / (1.0 + odds)).clamp_min(least)
 
 
+def forgetting(episodes: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    r"""Return what decayed sums weigh each new episode with, and are multiplied by first.
+
+    :math:`\gamma^{a}` with :math:`a` the number of episodes that ended after it, and
+    :math:`\gamma^n` with :math:`n` that of all: as if they had come one by one.
+
+    Args:
+        episodes: 1 where a row is an episode, else 0, ``[N]``, in order of time.
+        decay: :math:`\gamma`.
+    """
+    later = episodes.flip(0).cumsum(0).flip(0) - episodes
+    return episodes * decay**later, decay ** episodes.sum()
+
+
 def _variance(mean: Tensor) -> Tensor:
     """Return the largest variance of values in [0, 1] with this mean, floored."""
     return (mean * (1.0 - mean)).clamp_min(_LEAST_VARIANCE)

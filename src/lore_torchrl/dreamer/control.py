@@ -91,10 +91,13 @@ class AdviceControlHook(TrainerHookBase):
                 self._calibrate(batch)
 
     def _trial_is_due(self) -> bool:
+        used_up = self.exhausted is not None and self.exhausted()
+        if self._next_trial == math.inf and not used_up:  # resumed with a larger budget
+            self._next_trial = self.answers() * self.retrial_growth
         if self.answers() >= self._next_trial:
             self._next_trial = self.answers() * self.retrial_growth
             return True
-        if self.exhausted is not None and self.exhausted() and self._next_trial < math.inf:
+        if used_up and self._next_trial < math.inf:
             self._next_trial = math.inf
             return True
         return False
