@@ -141,6 +141,9 @@ def test_sources_are_shares_of_all_steps():
     rows[0] |= {"advice/cache_near_hits": 20, "advice/cache_misses": 30, "advice/calls": 10}
     found = sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 5.0}]))
     np.testing.assert_allclose(found, [0.5, 0.2, 0.05, 0.1, 0.15], atol=1e-12)
+    # With one class for each situation all eight known ones had an answer of their own.
+    rows[0] |= {"advice/cache_hits": 70, "advice/cache_near_hits": 0, "advice/calls": 38}
+    np.testing.assert_allclose(sources(Record("e", "m", 0, rows)), [0.62, 0, 0, 0.38, 0])
     assert sources(record()) is None
 
 

@@ -233,7 +233,9 @@ def sources(record: Record) -> np.ndarray | None:
     learnt = record.last("prior_net/served") or 0.0
     # A question about a situation that its class serves already is counted as fresh. At least
     # so many of the calls were such, since PriorNet's steps are misses too.
-    near = max(0.0, near - max(0.0, calls + learnt - misses))
+    known = max(0.0, calls + learnt - misses)
+    exact = max(0.0, exact - max(0.0, known - near))
+    near = max(0.0, near - known)
     none = max(0.0, looked - exact - near - learnt - calls)
     return np.array([exact, near, learnt, calls, none]) / looked
 

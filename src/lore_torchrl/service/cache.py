@@ -163,14 +163,14 @@ class AdviceCache:
                 return None
             if self.votes is not None and coarse is not None:
                 self._ballots.visit(coarse)
-            if found == key:
+            if key in (found, found.rpartition("#")[0]):
                 self.hits += 1
             else:
                 self.near_hits += 1
-            entry = self._entries[found]
-            entry.served += 1
+            advice = self._voted(found, key, coarse)
+            self._entries[found].served += 1
             self._entries.move_to_end(found)
-            return self._voted(found, key, coarse)
+            return advice
 
     def peek(
         self, key: str, coarse: str | None = None, latent: ArrayLike | None = None
