@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.ChatAdvisorConfig(votes=0), "votes=0"),
         (lambda: configs.ChatAdvisorConfig(deadline_s=0), "deadline_s=0"),
         (lambda: configs.CallsConfig(budget=-1), "budget=-1"),
+        (lambda: configs.CallsConfig(calls_per_step=0), "calls_per_step=0"),
         (lambda: configs.CallsConfig(cooldown=-1), "cooldown=-1"),
         (lambda: configs.CallsConfig(no_reward_steps=0), "no_reward_steps=0"),
         (lambda: configs.CallsConfig(timeout_s=0), "timeout_s=0"),
@@ -239,7 +240,8 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     # What a letter brings is the experiment's own, not that of another experiment.
     assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
     assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
-    own = replace(lore.calls, cooldown=4, coarse_votes=3, refute=False)
+    assert d.calls.ttl_steps == 1, "no answer is kept"
+    own = replace(lore.calls, cooldown=40, coarse_votes=3, refute=False)
     assert e.calls == own and f.prior_net == lore.prior_net
 
 

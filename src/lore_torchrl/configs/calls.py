@@ -19,6 +19,7 @@ class CallsConfig:
     max_cost: float | None = None
     rate_calls: int | None = None
     rate_steps: int = 1_000
+    calls_per_step: int = 1
     cooldown: int = 0
     cooldown_after_success: int = 0
     failure_pause: int | None = None
@@ -51,7 +52,14 @@ class CallsConfig:
             self._require(getattr(self, name) >= 0, name, "it must not be negative")
         drain = math.isfinite(self.drain_s) and self.drain_s >= 0
         self._require(drain, "drain_s", "it must be finite and not negative")
-        for name in ("timeout_s", "max_in_flight", "rate_steps", "cache_size", "vote_visits"):
+        for name in (
+            "timeout_s",
+            "max_in_flight",
+            "rate_steps",
+            "calls_per_step",
+            "cache_size",
+            "vote_visits",
+        ):
             self._require(getattr(self, name) > 0, name, "it must be positive")
         for name in (
             "max_tokens",

@@ -125,6 +125,7 @@ def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
         boundaries=boundaries,
         always=c.always,
         min_beta=c.min_beta,
+        calls_per_step=c.calls_per_step,
         novelty=unless_off(c.novelty, lambda: Novelty(c.novelty)),
         plateau=unless_off(
             c.plateau_episodes, lambda: Plateau(c.plateau_episodes, c.plateau_improvement)
