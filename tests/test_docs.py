@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lore_torchrl.experiments.records import read_csv
+from lore_torchrl.experiments.summary import Study
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
 
@@ -34,6 +37,24 @@ def test_the_pipeline_runs_before_and_after(lore, monkeypatch):
     assert ("loss_lore_prior" in losses) == lore
     assert (losses["calls"] > 0) == lore
     assert all(abs(value) < float("inf") for value in losses.values())
+
+
+@pytest.mark.parametrize("page", ["results.md", "results_families.md"])
+def test_the_tables_of_results_are_those_of_their_curves(page):
+    text = (ROOT / "docs" / page).read_text()
+    command = r"examples/report\.py (\S+\.csv) --baseline (\S+)(?: --metric (\S+))?"
+    reports = set(re.findall(command, text))
+    assert len(reports) >= 3
+    for path, baseline, metric in reports:
+        study = Study(read_csv(ROOT / path), baseline, **({"metric": metric} if metric else {}))
+        tables = [table for table in study.tables() if f"**{table.title}**" in text]
+        assert len(tables) >= 2
+        for table in tables:
+            rows = [row for row in table.markdown().splitlines() if row.startswith("|")]
+            if table.title.startswith("Where the advice"):  # not told of every study
+                rows = [row for row in rows if row.rsplit("|", 6)[0] in text]
+            missing = [row for row in rows if row not in text]
+            assert not missing, f"{path} gives other rows than {page} has: {missing}"
 
 
 def test_commands_on_the_pages_name_files_that_exist():

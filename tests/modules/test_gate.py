@@ -221,6 +221,12 @@ class TestRunningScale:
         assert scale.scale.item() == 2.0
         assert scale(torch.tensor([float("nan"), float("inf"), 1.0])).tolist() == [1.0, 1.0, 0.5]
 
+    def test_an_empty_batch_changes_nothing(self):
+        scale = RunningScale(decay=0.5)
+        scale.update(torch.tensor([2.0]))
+        scale.update(torch.empty(0, 1))
+        assert scale.scale.item() == 2.0
+
     @pytest.mark.parametrize(
         ("kwargs", "value"), [({"decay": 0.0}, "0.0"), ({"decay": 1.5}, "1.5"), ({"floor": 0}, "0")]
     )
@@ -239,7 +245,11 @@ class TestRunningScale:
         ({"value_weight": float("nan")}, "value_weight.*nan"),
         ({"entropy_weight": 0.0, "value_weight": 0.0}, "entropy_weight, value_weight"),
         ({"beta_max": -2.0}, "beta_max.*-2.0"),
+        ({"beta_max": float("inf")}, "beta_max.*inf"),
+        ({"entropy_weight": float("inf")}, "entropy_weight.*inf"),
         ({"kappa": 0.0}, "kappa.*0.0"),
+        ({"tau": float("nan")}, "tau.*nan"),
+        ({"warmup_steps": float("nan")}, "warmup_steps.*nan"),
         ({"hysteresis": (0.7, 0.3)}, r"hysteresis.*\(0.7, 0.3\)"),
         ({"hysteresis": (-0.1, 0.3)}, r"hysteresis.*\(-0.1, 0.3\)"),
         ({"hysteresis": (0.1, 1.3)}, r"hysteresis.*\(0.1, 1.3\)"),
@@ -251,6 +261,21 @@ class TestRunningScale:
 def test_bad_arguments(kwargs, match):
     with pytest.raises(ValueError, match=match):
         UncertaintyGate(**{"num_actions": A, **kwargs})
+
+
+def test_a_small_disagreement_is_brought_to_the_scale_too():
+    """Where the latents are learnt the members differ by 1e-4 and less."""
+    gate = UncertaintyGate(A, entropy_weight=0.0, value_weight=0.0, disagreement_weight=1.0)
+    spread = torch.tensor([[5e-5], [1e-4]])
+    log_p = torch.full((2, A), 0.25).log()
+    u = gate.evaluate(log_p, disagreement=spread, update=True).uncertainty
+    torch.testing.assert_close(u, torch.tensor([[0.5], [1.0]]))
+
+
+def test_a_disagreement_of_another_shape_is_refused():
+    gate = UncertaintyGate(A, value_weight=0.0, disagreement_weight=1.0)
+    with pytest.raises(ValueError, match=r"disagreement must be \(3, 1\).*\(3,\)"):
+        gate.evaluate(torch.full((3, A), 0.25).log(), disagreement=torch.rand(3))
 
 
 def test_nested_keys():

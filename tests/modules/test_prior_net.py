@@ -63,6 +63,25 @@ def test_the_calibrated_confidence_decides():
     assert torch.allclose(filled.sure, torch.full((4, 1), 0.45))
 
 
+def test_the_calibrated_confidence_stands_in():
+    state, belief = torch.randn(50, 4), torch.randn(50, 2)
+    raw = net(threshold=0.3).advise(state, belief)
+    logits, sure = net(threshold=0.3, calibrator=Halve()).stand_in(state, belief)
+    assert torch.equal(logits, raw[0])
+    halved = raw[1] / 2
+    assert torch.equal(sure, torch.where(halved >= 0.3, halved, 0.0))
+    assert 0 < (sure > 0).sum() < (raw[1] >= 0.3).sum()
+
+
+def test_logits_that_are_no_numbers_fill_nothing():
+    logits, confidence, _ = adviser()
+    own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
+    own[0][1, 2], own[0][2, 0] = float("nan"), float("inf")
+    filled = net().fill(own, logits, confidence, torch.zeros(4, 1, dtype=torch.bool))
+    assert filled.learnt.flatten().tolist() == [True, False, False, True]
+    assert torch.equal(filled.prior_logits[1:3], logits[1:3])
+
+
 def test_advise_has_no_gradient_and_predict_has():
     module = net()
     latent = torch.randn(3, 4), torch.randn(3, 2)

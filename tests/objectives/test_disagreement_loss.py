@@ -155,6 +155,22 @@ class TestGradient:
         assert not torch.allclose(weight.grad[1], before)
 
 
+def test_latents_in_half_precision_are_learnt_in_float32():
+    batch = records()
+    loss = LatentDisagreementLoss(build())
+    half = {name: x.bfloat16() if x.is_floating_point() else x.clone() for name, x in batch.items()}
+    found = loss.terms(**half)
+    assert found["loss_disagreement"].dtype == torch.float32
+    rounded = {name: x.float() if x.is_floating_point() else x for name, x in half.items()}
+    torch.testing.assert_close(found, loss.terms(**rounded))
+
+
+def test_a_missing_entry_is_named():
+    batch = TensorDict(records(), [N, T]).exclude("belief")
+    with pytest.raises(KeyError, match="belief"):
+        LatentDisagreementLoss(build())(batch)
+
+
 def test_continuous_actions_are_learnt_where_they_were_taken():
     """A world moved by the action of the record after; only actions below zero are shown."""
     torch.manual_seed(1)

@@ -284,6 +284,36 @@ class TestConstraint:
         assert loss.advice_terms(td)["lore_kl"] < 0.8 * first
 
 
+class TestDistillation:
+    def test_by_hand(self):
+        agent = tiny_agent()
+        td = sometimes_advised()
+        loss = lore_loss(agent, prior_weight=0.0, distillation_weight=0.4, multiplier_lr=0.0).eval()
+        terms = loss.advice_terms(td)
+        expected = 0.4 * mixture_kl(agent, loss, td)
+        torch.testing.assert_close(terms["loss_lore_distillation"], expected)
+        expected.backward()
+        by_hand = gradients(agent.actor)
+        agent.actor.zero_grad()
+        terms["loss_lore_distillation"].backward()
+        found = gradients(agent.actor)
+        assert set(found) == set(by_hand) and any(g.any() for g in found.values())
+        for name, grad in by_hand.items():
+            torch.testing.assert_close(found[name], grad)
+
+    def test_it_brings_the_policy_to_the_mixture(self):
+        agent = tiny_agent()
+        td = latents()
+        loss = lore_loss(agent, prior_weight=0.0, distillation_weight=1.0, multiplier_lr=0.0)
+        optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.5)
+        first = loss.advice_terms(td)["lore_kl"]
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss.advice_terms(td)["loss_lore_distillation"].backward()
+            optimizer.step()
+        assert loss.advice_terms(td)["lore_kl"] < 0.8 * first
+
+
 class TestMultiplier:
     @pytest.mark.parametrize(("delta", "sign"), [(0.0, 1), (5.0, -1)])
     def test_follows_the_violation(self, delta, sign):

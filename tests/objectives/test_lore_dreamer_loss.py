@@ -108,6 +108,7 @@ class TestAlignment:
     def test_advice_under_next_at_t_meets_the_posterior_of_t(self):
         loss = tiny_learner(lore_config()).loss
         sample = tiny_sample()
+        sample["next", "done"].zero_()
         sample["next", "llm_mask"][1, 2] = False
         # A decoy: advice for the observation before, which the loss must not read.
         for key, value in zip(ADVICE, (-5.0, 1.0, True), strict=True):
@@ -129,6 +130,7 @@ class TestAlignment:
     def test_single_advised_state(self, b, t):
         loss = tiny_learner(lore_config()).loss
         sample = tiny_sample(mask=False)
+        sample["next", "done"].zero_()
         sample["next", "llm_mask"][b, t] = True
         result = forward(loss, sample)
         log_p = loss.actor_loss.actor_model.get_dist(result["replay_context"][b, t]).logits

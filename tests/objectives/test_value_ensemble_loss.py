@@ -49,6 +49,16 @@ def test_rows_that_do_not_count():
     assert loss.terms(td, target, torch.zeros_like(valid))["loss_value_ensemble"] == 0
 
 
+def test_a_target_that_is_no_number_does_not_count():
+    loss, td = ValueEnsembleLoss(build()), batch(8)
+    td["value_target"][5:] = torch.tensor([[float("nan")], [float("inf")], [-float("inf")]])
+    expected = loss(td[:5])["loss_value_ensemble"]
+    found = loss(td)["loss_value_ensemble"]
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    assert all(p.grad.isfinite().all() for p in loss.parameters())
+
+
 def test_gradient_reaches_the_ensemble_alone():
     ensemble, td = build(), batch()
     entries = [td[key].requires_grad_() for key in ("state", "belief", "value_target")]

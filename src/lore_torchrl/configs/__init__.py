@@ -69,6 +69,7 @@ class GateConfig:
     disagreement_weight: float = 0.0
     value_source: str = "two_hot"
     adapt_rate: float = 0.0
+    adapt_temperature: float = 0.25
     hysteresis: list[float] | None = None
     warmup_steps: int = 0
     dropout: float = 0.0

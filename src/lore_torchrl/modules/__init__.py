@@ -6,7 +6,7 @@ from lore_torchrl.modules.actor import LoReActor
 from lore_torchrl.modules.continuous_actor import DreamerV3ContinuousActor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
-from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
+from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.gaussian_actor import GaussianLoReActor
 from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
 from lore_torchrl.modules.gaussian_imagination import GaussianImaginationActor
@@ -14,6 +14,7 @@ from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedG
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.running_scale import RunningScale
 from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 

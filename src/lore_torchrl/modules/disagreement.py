@@ -107,7 +107,7 @@ class LatentDisagreement(TensorDictModuleBase):
         Returns:
             Predictions with shape ``[K, *B, S]``.
         """
-        return self.network(torch.cat((state, belief, action), -1))
+        return self.network(torch.cat((state, belief, action), -1).float())
 
     @torch.no_grad()
     def disagreement(self, state: Tensor, belief: Tensor, log_p: Tensor) -> Tensor:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
 from lore_torchrl.functional import log_floor, masked_correlation, max_entropy, two_hot_variance
 from lore_torchrl.functional_gaussian import scale_entropy
+from lore_torchrl.modules.running_scale import RunningScale
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
 _SYMLOG_RANGE = (-20.0, 20.0)
@@ -21,41 +23,8 @@ _SYMLOG_RANGE = (-20.0, 20.0)
 # What is weighed, in the order of the buffer ``weights``.
 _PARTS = ("entropy", "value", "disagreement")
 
-
-class RunningScale(nn.Module):
-    r"""Divide by a running maximum that slowly forgets.
-
-    .. math::
-        s \leftarrow \max(\gamma\, s,\; \max_i x_i), \qquad \hat x = \min(x / s, 1)
-
-    The result is 1 where the quantity is as large as it has recently been anywhere.
-
-    Keyword Args:
-        decay: Forgetting :math:`\gamma` for each update, in ``(0, 1]``. Default: ``0.995``.
-        floor: Smallest scale, keeps noise from being blown up to 1. Default: ``1e-3``.
-    """
-
-    scale: Tensor
-
-    def __init__(self, *, decay: float = 0.995, floor: float = 1e-3):
-        super().__init__()
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {decay}.")
-        if not floor > 0:
-            raise ValueError(f"floor must be positive, got {floor}.")
-        self.decay = decay
-        self.register_buffer("scale", torch.tensor(float(floor)))
-        self.floor = floor
-
-    @torch.no_grad()
-    def update(self, value: Tensor) -> None:
-        """Take note of a batch of non-negative values of any shape."""
-        peak = torch.nan_to_num(value, nan=0.0, posinf=0.0).amax()
-        self.scale.copy_(torch.maximum((self.decay * self.scale).clamp_min(self.floor), peak))
-
-    def forward(self, value: Tensor) -> Tensor:
-        """Return the values on a scale from 0 to 1; what is not finite counts as 1."""
-        return torch.nan_to_num(value / self.scale, nan=1.0, posinf=1.0).clamp(0.0, 1.0)
+# Disagreement is a mean over the entries of the latent, and falls to 1e-4 as they are learnt.
+_LEAST_DISAGREEMENT = 1e-6
 
 
 class GateOutput(NamedTuple):
@@ -180,19 +149,21 @@ class UncertaintyGate(TensorDictModuleBase):
             "disagreement_weight": disagreement_weight,
         }
         for name, weight in weights.items():
-            if not weight >= 0:
-                raise ValueError(f"{name} must not be negative, got {weight}.")
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {weight}.")
         total = sum(weights.values())
         if not total > 0:
             raise ValueError(f"At least one of {', '.join(weights)} must be positive.")
-        if not beta_max >= 0:
-            raise ValueError(f"beta_max must not be negative, got {beta_max}.")
-        if not kappa > 0:
-            raise ValueError(f"kappa must be positive, got {kappa}.")
+        if not 0 <= beta_max < math.inf:
+            raise ValueError(f"beta_max must be finite and not negative, got {beta_max}.")
+        if not 0 < kappa < math.inf:
+            raise ValueError(f"kappa must be positive and finite, got {kappa}.")
+        if not math.isfinite(tau):
+            raise ValueError(f"tau must be finite, got {tau}.")
         if hysteresis is not None and not 0 <= hysteresis[0] <= hysteresis[1] <= 1:
             raise ValueError(f"hysteresis needs 0 <= low <= high <= 1, got {hysteresis}.")
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}.")
+        if not 0 <= warmup_steps < math.inf:
+            raise ValueError(f"warmup_steps must be finite and >= 0, got {warmup_steps}.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
         if value_source not in ("two_hot", "ensemble"):
@@ -226,7 +197,8 @@ class UncertaintyGate(TensorDictModuleBase):
         if value_weight:
             self.value_scale = RunningScale(decay=scale_decay)
         if disagreement_weight:
-            self.disagreement_scale = RunningScale(decay=scale_decay)
+            least = _LEAST_DISAGREEMENT
+            self.disagreement_scale = RunningScale(decay=scale_decay, floor=least)
         self.logits_key = logits_key
         self.value_logits_key = value_logits_key
         self.disagreement_key = disagreement_key
@@ -286,6 +258,11 @@ class UncertaintyGate(TensorDictModuleBase):
             if disagreement is None:
                 raise KeyError(
                     f"disagreement_weight > 0 needs {self.disagreement_key!r} in the tensordict."
+                )
+            if disagreement.shape != log_p[..., :1].shape:
+                raise ValueError(
+                    f"disagreement must be {tuple(log_p[..., :1].shape)}, one number a state, got "
+                    f"{tuple(disagreement.shape)}."
                 )
             parts["disagreement"] = disagreement
         return parts

@@ -114,11 +114,11 @@ class ImaginationActor(TensorDictModuleBase):
         prior = torch.nan_to_num(self.mixer.temper(logits), nan=0.0, posinf=0.0, neginf=0.0)
         return prior, weight
 
-    def bonus(self, imagined: TensorDictBase) -> Tensor:
+    def bonus(self, imagined: TensorDictBase, goes_on: Tensor | None = None) -> Tensor:
         r"""Return the expected log-prior of the policy's actions over imagined states.
 
         .. math::
-            \mathrm{trust} \cdot \langle w\,
+            \mathrm{trust} \cdot \langle \gamma_t w\,
                 \mathbb{E}_{a\sim\pi_{wm}}[\log\rho_\phi(a)] \rangle
 
         over the states where PriorNet's weight :math:`w`, its confidence times its trust,
@@ -127,6 +127,9 @@ class ImaginationActor(TensorDictModuleBase):
         Args:
             imagined: Imagined trajectories, any batch shape; those that :meth:`get_dist` was
                 called with, where it shares its policy.
+            goes_on: :math:`\gamma_t`, how much an imagined state counts, with one entry for
+                each: DreamerV3's ``discount_weight``, small where the episode has most likely
+                ended. Default: 1 everywhere.
         """
         policy, self._shared_policy = self._shared_policy, None
         if policy is None:
@@ -137,7 +140,10 @@ class ImaginationActor(TensorDictModuleBase):
             policy, self.mixer.as_policy(prior, policy.detach())
         )
         weight = weight.squeeze(-1)
-        bonus = masked_mean(weight * expected, weight > 0)
+        counted = weight > 0
+        if goes_on is not None:
+            weight = weight * goes_on.reshape(weight.shape)
+        bonus = masked_mean(weight * expected, counted)
         return bonus if self.bandit is None else self.bandit.trust() * bonus
 
     def _advice_of(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:

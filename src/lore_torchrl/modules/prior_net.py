@@ -139,7 +139,9 @@ class PriorNet(TensorDictModuleBase):
         logits, sure = own
         if self.calibrator is not None:
             sure = self.calibrator(sure)
-        learnt = ~mask & (sure >= self.threshold)
+        # A broken network costs its advice.
+        sound = logits.isfinite().all(-1, keepdim=True)
+        learnt = ~mask & (sure >= self.threshold) & sound
         return FilledAdvice(
             torch.where(learnt, logits, prior_logits),
             torch.where(learnt, sure, confidence),

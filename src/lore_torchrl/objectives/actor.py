@@ -24,7 +24,7 @@ from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet, check_groups
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 from lore_torchrl.objectives.annealing import Annealing
-from lore_torchrl.objectives.gate_inputs import check_parts, gate_inputs
+from lore_torchrl.objectives.gate_inputs import check_not_negative, check_parts, gate_inputs
 
 
 class LoReActorLoss(LossModule):
@@ -185,19 +185,17 @@ class LoReActorLoss(LossModule):
             kind = type(actor_loss).__name__
             raise TypeError(f"actor_loss must be a DreamerV3 or Dreamer actor loss, got {kind}.")
         delta_end = delta if delta_end is None else delta_end
-        for name, value in {
-            "prior_weight": prior_weight,
-            "bonus_weight": bonus_weight,
-            "multiplier_lr": multiplier_lr,
-            "delta": delta,
-            "delta_end": delta_end,
-            "delta_steps": delta_steps,
-            "distillation_weight": distillation_weight,
-            "beta_imagine_max": beta_imagine_max,
-            "imagine_bonus_weight": imagine_bonus_weight,
-        }.items():
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}.")
+        check_not_negative(
+            prior_weight=prior_weight,
+            bonus_weight=bonus_weight,
+            multiplier_lr=multiplier_lr,
+            delta=delta,
+            delta_end=delta_end,
+            delta_steps=delta_steps,
+            distillation_weight=distillation_weight,
+            beta_imagine_max=beta_imagine_max,
+            imagine_bonus_weight=imagine_bonus_weight,
+        )
         if not 0 <= multiplier_init <= multiplier_max:
             raise ValueError(
                 "The multiplier needs 0 <= multiplier_init <= multiplier_max, got "
@@ -289,8 +287,9 @@ class LoReActorLoss(LossModule):
     @property
     def active(self) -> bool:
         """Whether there is anything to compute on advised states."""
-        weights = (self.prior_weight, self.bonus_weight, self.distillation_weight)
-        return any(weights) or self.constrained or None not in (self.annealing, self._imagination)
+        weights = (self.prior_weight, self.bonus_weight, self.distillation_weight, self.constrained)
+        adapts = self.gated and self.gate.adapt_rate > 0
+        return any(weights) or adapts or None not in (self.annealing, self._imagination)
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any):
         """Build the wrapped loss's value estimator."""
@@ -323,7 +322,8 @@ class LoReActorLoss(LossModule):
             self._imagination.refresh(share)
         losses, imagined = self.actor_loss(tensordict)
         if self.imagine_bonus_weight:
-            bonus = self._imagination.bonus(imagined)
+            key = getattr(self.actor_loss.tensor_keys, "discount_weight", None)
+            bonus = self._imagination.bonus(imagined, None if key is None else imagined.get(key))
             losses["loss_lore_imagined_bonus"] = -self.imagine_bonus_weight * share * bonus
         if tensordict.get(self.tensor_keys.prior_logits, None) is not None:
             losses.update(self.advice_terms(tensordict))

@@ -129,4 +129,4 @@ class LatentDisagreementLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the loss and its metric."""
-        return self.terms(*(tensordict.get(key) for key in self.in_keys))
+        return self.terms(*(tensordict[key] for key in self.in_keys))

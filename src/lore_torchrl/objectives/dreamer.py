@@ -166,7 +166,12 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if self.prior_net_loss is not None:
             terms, own = self._distil(advised)
             result.update(terms)
-        advice = self.actor_loss.complete(advised, own)
+        given, learnt = self.actor_loss.complete(advised, own)
+        # Where an episode has ended nothing is to be done: there is nothing to teach either.
+        done = sample.get(("next", self.value_loss.tensor_keys.done))
+        goes_on = ~done.reshape(given[2].shape)
+        given[2] = given[2] & goes_on
+        advice = given, None if learnt is None else learnt & goes_on
         if self.outcomes is not None:
             names = self.value_loss.tensor_keys
             outcomes = self.outcomes.evaluate(

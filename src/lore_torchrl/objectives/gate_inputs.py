@@ -50,6 +50,13 @@ def gate_inputs(
     return mixer.gate_input(policy), value_logits, spread
 
 
+def check_not_negative(**values: float) -> None:
+    """Raise a ``ValueError`` that names the first of the values that is below 0, or no number."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}.")
+
+
 def check_parts(
     gate: UncertaintyGate | None,
     mixer: LogitMixer | GaussianMixer | None,

@@ -84,7 +84,8 @@ class ValueEnsembleLoss(LossModule):
             tensordict: ``state`` and ``belief``, any batch shape ``*B``. The variance of each
                 state is written there, as by the ensemble itself.
             value_target: Return, shape ``[*B, 1]``.
-            valid: States that count, boolean, shape ``[*B, 1]``. Default: all.
+            valid: States that count, boolean, shape ``[*B, 1]``; of them those whose target
+                is finite do. Default: all.
         """
         state, belief = (tensordict[key].detach() for key in self.ensemble.in_keys)
         for name, value in (("value_target", value_target), ("valid", valid)):
@@ -95,6 +96,7 @@ class ValueEnsembleLoss(LossModule):
                 )
         if valid is None:
             valid = torch.ones_like(value_target, dtype=torch.bool)
+        valid = valid & value_target.isfinite()
         # A number that does not count must not reach the gradient either, were it infinite.
         target = symlog(value_target.detach().float()).masked_fill(~valid, 0.0)
         predicted = self.ensemble.predict(state, belief)
