@@ -52,7 +52,8 @@ def test_the_tables_of_results_are_those_of_their_curves(page):
         for table in tables:
             rows = [row for row in table.markdown().splitlines() if row.startswith("|")]
             if table.title.startswith("Where the advice"):  # not told of every study
-                rows = [row for row in rows if row.rsplit("|", 6)[0] in text]
+                told = all(row.rsplit("|", 6)[0] in text for row in rows[2:])
+                rows = rows if told else []
             missing = [row for row in rows if row not in text]
             assert not missing, f"{path} gives other rows than {page} has: {missing}"
 
