@@ -9,7 +9,8 @@ Stock and every variant take turns, call by call, in random order, so that all s
 machine. Each ratio is the median over rounds of (the variant's median / stock's median
 within the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
 A variant that is named for one part has gate, mixer and actor loss, and that part; ``everything``
-has each part that can be switched on.
+has all of these parts. What costs a few scalars is off: hysteresis, warm-up and dropout of the
+gate, and an end of teaching. The bandit's own update, once a collector batch, is in neither.
 """
 
 from __future__ import annotations
