@@ -241,6 +241,8 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
     assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
     assert d.calls.ttl_steps == 1, "no answer is kept"
+    most_envs = max(compose(f"experiment={name}").env.num_envs for name in experiments())
+    assert e.calls.cooldown > most_envs, "a pause of no more than one vector step is none"
     own = replace(lore.calls, cooldown=40, coarse_votes=3, refute=False)
     assert e.calls == own and f.prior_net == lore.prior_net
 
