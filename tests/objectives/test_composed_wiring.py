@@ -209,12 +209,9 @@ class TestGate:
 
     def test_it_adapts_though_nothing_else_is_learnt(self):
         nothing = {"prior_weight": 0.0, "multiplier_lr": 0.0, "gated": True}
-        loss, sample = (
-            learner(gate={"value_weight": 0.3, "adapt_rate": 0.5}, **nothing),
-            half_advised(),
-        )
+        loss = learner(gate={"value_weight": 0.3, "adapt_rate": 0.5}, **nothing)
         start = loss.actor_loss.gate.weights.clone()
-        result = forward(loss, sample)
+        result = forward(loss, half_advised())
         assert not torch.equal(loss.actor_loss.gate.weights, start)
         assert not any(name.startswith("loss_lore") for name in result.to_dict())
 

@@ -23,7 +23,7 @@ _SYMLOG_RANGE = (-20.0, 20.0)
 # What is weighed, in the order of the buffer ``weights``.
 _PARTS = ("entropy", "value", "disagreement")
 
-# Disagreement is a mean over the entries of the latent, and falls to 1e-4 as they are learnt.
+# Disagreement is a mean over the entries of the latent, and falls below 1e-3 as they are learnt.
 _LEAST_DISAGREEMENT = 1e-6
 
 
@@ -47,7 +47,7 @@ class UncertaintyGate(TensorDictModuleBase):
     scale would hide the very fall in entropy that should shut the gate. The variance of
     the value, in symlog units, comes from the critic's own two-hot distribution or from a
     :class:`~lore_torchrl.modules.ValueEnsemble`; it and the disagreement are divided by a
-    :class:`RunningScale`. Disagreement as in `Plan2Explore
+    :class:`RunningScale`, of at least 1e-3 and 1e-6. Disagreement as in `Plan2Explore
     <https://arxiv.org/abs/2005.05960>`_; a weight of zero costs no compute.
 
     With ``scale_range`` the policy is Gaussian: its :math:`\hat H` is
@@ -197,8 +197,7 @@ class UncertaintyGate(TensorDictModuleBase):
         if value_weight:
             self.value_scale = RunningScale(decay=scale_decay)
         if disagreement_weight:
-            least = _LEAST_DISAGREEMENT
-            self.disagreement_scale = RunningScale(decay=scale_decay, floor=least)
+            self.disagreement_scale = RunningScale(decay=scale_decay, floor=_LEAST_DISAGREEMENT)
         self.logits_key = logits_key
         self.value_logits_key = value_logits_key
         self.disagreement_key = disagreement_key
