@@ -86,13 +86,12 @@ class LogprobsMode:
         positions = (choice.logprobs and choice.logprobs.content) or []
         if not positions:
             raise MalformedError("The server sent no logprobs, though they were asked for.")
-        top = positions[0].top_logprobs or positions[0].top_probs or []
         mass = dict.fromkeys(labels, 0.0)
-        for entry in top:
+        for token, probability in positions[0].top:
             # Tokenizers mark a space before a word in their own ways.
-            label = entry.token.strip(" \t\n\u2581\u0120")
+            label = token.strip(" \t\n\u2581\u0120")
             if label in mass:
-                mass[label] += entry.probability
+                mass[label] += probability
         total = sum(mass.values())
         if total < self.settings.min_label_mass:
             raise MalformedError(
@@ -195,7 +194,7 @@ class VoteMode:
         choices: list[Choice] = []
         if self._at_once and votes > 1:
             try:
-                choices = read_choices(await post("/chat/completions", body | {"n": votes}))[:votes]
+                choices = read_choices(await post("/chat/completions", body | {"n": votes}), votes)
             except StatusError as error:
                 if error.status not in (400, 422, 501):
                     raise
