@@ -120,10 +120,42 @@ def test_a_refused_format_is_not_asked_for_again():
     assert formats == ["json_schema", "json_object", "json_object"]
 
 
-def test_a_lasting_refusal_is_its_error():
+@pytest.mark.parametrize(
+    ("mode", "forms"), [("json", 3), ("vote", 2), ("decisions", 2), ("logprobs", 1)]
+)
+def test_a_lasting_refusal_is_its_error_and_soon_costs_one_request(mode, forms):
     with FaultServer(after="400") as server:
-        assert ask(advisor(server, mode="json")).kind == "status_400"
-        assert server.total == 3
+        asked = advisor(server, mode=mode)
+        for question in range(9):
+            assert ask(asked).kind == "status_400"
+            assert server.total == forms + question
+
+
+def test_refusals_after_an_answer_cost_one_request_for_each_form_that_is_left():
+    with FaultServer(["fine"], after="400") as server:
+        asked = advisor(server, mode="vote", votes=2)
+        good(asked)
+        totals = []
+        for _ in range(9):
+            assert ask(asked).kind == "status_400"
+            totals.append(server.total)
+    assert totals == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_refused_single_votes_are_asked_for_one_by_one():
+    def reply(path, body):
+        return (400, {}) if "n" in body else content("C")(path, body)
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, mode="vote", votes=8)
+        good(asked)
+        server.after = "400"
+        for more in (8, 1, 1):
+            before = server.total
+            assert ask(asked).kind == "status_400"
+            assert server.total == before + more
+        server.after = "fine"
+        assert good(asked).confidence == 1.0
 
 
 @pytest.mark.parametrize(

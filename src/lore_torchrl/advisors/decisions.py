@@ -10,13 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Post
+from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Forms, Post
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.errors import (
     EmptyAnswerError,
     MalformedError,
     NotFiniteError,
-    StatusError,
 )
 from lore_torchrl.advisors.parsing import Preference, logits_of, max_probability
 from lore_torchrl.advisors.prompting import PromptTemplate
@@ -65,29 +64,22 @@ class DecisionsMode:
 
     settings: ChatSettings
     template: PromptTemplate
-    _paths: list[str] = field(default_factory=list)
+    _paths: Forms = field(init=False)
 
     def __post_init__(self) -> None:
-        self._paths = ["/decisions", "/systemone"]
+        paths = ["/decisions", "/systemone"]
         if self.settings.server in ("llamacpp", "ollama"):
-            self._paths.reverse()
+            paths.reverse()
+        self._paths = Forms(paths, UNSUPPORTED)
 
     async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
         """Ask, at the second path where the first is not served."""
-        for path in tuple(self._paths):
+
+        async def send(path: str) -> dict[str, Any]:
             form = self._decisions_form if path == "/decisions" else self._systemone_form
-            body = {"model": self.settings.model, **form(request)}
-            try:
-                data = await post(path, body)
-            except StatusError as error:
-                if error.status not in UNSUPPORTED:
-                    raise
-                refusal = error
-                continue
-            preference, raw = _read_decision(data, request.actions)
-            self._paths = [path]
-            return preference, raw
-        raise refusal
+            return await post(path, {"model": self.settings.model, **form(request)})
+
+        return _read_decision(await self._paths.ask(send), request.actions)
 
     def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
         text = str(self.template.render(request))
