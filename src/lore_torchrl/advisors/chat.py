@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
+from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.advisors.errors import (
     AdviceError,
@@ -33,9 +33,6 @@ _log = logging.getLogger(__name__)
 
 SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
-# After so many rounds of probing in which no mode worked, `auto` settles on JSON: each
-# round costs several paid calls.
-_MAX_PROBES = 3
 
 
 class ChatAdvisor:
@@ -48,7 +45,9 @@ class ChatAdvisor:
     some servers take fields that they do not know and ignore them. What was chosen is
     logged and stands in :attr:`chosen_mode`. The answer that decided is used, so probing
     costs only the attempts that came to nothing; they count in its usage. A server that
-    cannot be reached decides nothing.
+    cannot be reached decides nothing. Where no mode works, later questions are asked in
+    ``json``, and all modes are tried again after 8 questions, then 16, up to 512, or as soon
+    as one is answered.
 
     A question may take several HTTP requests: retries, votes, probing. They share one
     deadline. :attr:`requests_sent` counts them all.
@@ -173,7 +172,7 @@ class ChatAdvisor:
         self._modes: dict[str, Mode] = {
             name: MODES[name](self.settings, template) for name, template in self._templates.items()
         }
-        self._probes = 0
+        self._schedule = ProbeSchedule()
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         _log.info("Asking %s, mode %s, prompt %s", self, mode, self.prompt_hash[:12])
 
@@ -242,11 +241,13 @@ class ChatAdvisor:
             except TimeoutError:
                 raise NotSentError("No answer within the deadline: still probing.") from None
             try:
-                if self.chosen_mode is None:
+                if self.chosen_mode is None and self._schedule.due():
                     return await self._probe(request, meter)
             finally:
                 self._lock().release()
-        return await self._modes[self.chosen_mode].ask(meter, request)
+        answer = await self._modes[self.chosen_mode or "json"].ask(meter, request)
+        self._schedule.answered()
+        return answer
 
     def _lock(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
@@ -270,12 +271,11 @@ class ChatAdvisor:
                 self.chosen_mode = name
                 _log.info("%s answers in mode %s; %s", self, name, _reasons(failed))
                 return answer
-        self._probes += 1
-        if self._probes >= _MAX_PROBES and any(
-            isinstance(error, MalformedError) for error in failed.values()
-        ):
-            self.chosen_mode = "json"
-            _log.warning("%s answers in no mode; staying with json. %s", self, _reasons(failed))
+        self._schedule.failed()
+        _log.warning(
+            "%s answers in no mode: asking in json, and in all again after %d questions. %s",
+            *(self, self._schedule.interval, _reasons(failed)),
+        )
         raise failed["json"]
 
     def _usage(self, data: Mapping[str, Any]) -> Usage:

@@ -7,7 +7,7 @@
     |   +-- NotFiniteError      "not_finite"       NaN or infinity among its numbers
     |   +-- EmptyAnswerError    "empty"            no choices, no text
     |   +-- NotJSONError        "not_json"         HTML, truncated or wrong JSON
-    |   +-- TooLargeError       "too_large"        more bytes than the cap
+    |   +-- TooLargeError       "too_large"        more bytes or values than the cap
     +-- TransportError          "transport"        no answer came
     |   +-- DeadlineError       "timeout"          not within the total deadline
     |   |   +-- NotSentError    "not_sent"         its turn did not come within the deadline
@@ -120,7 +120,7 @@ class NotJSONError(MalformedError):
 
 
 class TooLargeError(MalformedError):
-    """An answer with more bytes than the cap."""
+    """An answer with more bytes or values than the cap."""
 
     kind = "too_large"
 

@@ -240,6 +240,7 @@ class JSONClient:
             "POST", self.base_url + path, content=content, extensions={"trace": progress}
         ) as response:
             status, headers = response.status_code, response.headers
+            succeeded = 200 <= status < 300
             body.start(headers.get("content-encoding", ""))
             # Raw, since httpx would inflate a whole chunk, a thousandfold, before we see it.
             async for chunk in response.aiter_raw():
@@ -247,9 +248,9 @@ class JSONClient:
                     break
         if body.error is not None:
             # The status of a refusal tells more than that its page was long.
-            return body.error if status == 200 else StatusError(status, f"Status {status}.")
+            return body.error if succeeded else StatusError(status, f"Status {status}.")
         text = self._redacted(body.text())
-        if status != 200:
+        if not succeeded:
             return status_error(status, text, retry_after(headers, time.time()))
         return parse_object(text)
 
