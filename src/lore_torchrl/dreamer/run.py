@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl._utils import logger as torchrl_logger
-from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
+from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
@@ -34,11 +34,13 @@ from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_befor
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
-    SealedRotation,
+    RunCheckpoint,
     find_checkpoint,
     load_config,
+    remove_leftovers,
     run_folder,
     set_aside,
+    steps_of,
 )
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
@@ -48,8 +50,8 @@ from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, Metric
 from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, rewrite
 from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
-from lore_torchrl.dreamer.replay import build_replay, stream_records
-from lore_torchrl.envs.family import EnvFamily, close_env
+from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
+from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
 
@@ -140,11 +142,13 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     c = config
     if c.num_threads is not None:
         torch.set_num_threads(c.num_threads)
-    torch.manual_seed(c.seed)
+    seed_all(c.seed)
     device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    output = Path(c.output_dir)
+    remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
-        _check_resumable(load_config(resume), c)
+        _check_resumable(load_config(resume, imports=None), c)
 
     family = family_of(c.env)
     summarize = getattr(family, "summarize", None)
@@ -188,7 +192,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
-    output = Path(c.output_dir)
     replay_hook = DreamerReplayHook(
         replay,
         batch_size=c.dreamer.batch_size,
@@ -203,12 +206,12 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
 
-    checkpoint = Checkpoint(
-        config=json.loads(json.dumps(asdict(c))), random=GlobalRNGState(), loss=learner.loss
+    checkpoint = RunCheckpoint(
+        config=asdict(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
     )
     if service is not None:
         checkpoint.register("advice", service)
-    rotation = SealedRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
+    rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
     trainer = Trainer(
         collector=collector,
         total_frames=steps,
@@ -226,7 +229,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     )
     resume_step, resume_from = None, None
     if resume is not None:
-        resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
+        resume_step = steps_of(resume)
         resume_from = run_folder(resume)
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
     for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
@@ -356,7 +359,7 @@ def _restore(run: Run, path: Path) -> None:
         buffers[name].copy_(value)
     # Episodes under way are not restored: their streams end here, environments restart.
     run.replay_hook.replay.end_streams()
-    Checkpoint(random=GlobalRNGState()).load(path, components={"random"})
+    RunCheckpoint(random=GlobalRNGState()).load(path, components={"random"})
     torchrl_logger.info(f"Resumed {path} at step {trainer.collected_frames}; environments restart.")
 
 
