@@ -11,7 +11,7 @@ import lore_torchrl
 
 ROOT = Path(lore_torchrl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MAX_LINES = 450
+MAX_LINES = 520
 
 # What each room may import of the package; rooms of one file stand under its name.
 ALLOWED = {
