@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage
+from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage, safe_kind
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ def judge(requests: Sequence[AdviceRequest], outcome: Any) -> Verdict:
         if isinstance(answer, FatalAdviceError):
             verdict.fatal = verdict.fatal or answer
         elif isinstance(answer, Advice) and len(answer.logits) == len(request.actions):
-            verdict.advices[place] = answer
+            # Without the raw text, which who records the answer has seen.
+            verdict.advices[place] = Advice(answer.logits, answer.confidence)
         else:
             verdict.failures.append(_failure(answer, request))
     return verdict
@@ -78,9 +79,9 @@ def _failure(answer: Any, request: AdviceRequest | None = None) -> tuple[str, st
     if answer is None:
         return "unanswered", f"no answer to {request.cache_key!r}"
     if isinstance(answer, AdviceError):
-        return answer.kind, str(answer)
+        return safe_kind(answer.kind), str(answer)
     if isinstance(answer, TimeoutError):
         return "timeout", str(answer) or "no answer within the deadline"
     if isinstance(answer, BaseException):
-        return type(answer).__name__, str(answer)
+        return safe_kind(type(answer).__name__), str(answer)
     return "wrong_type", f"{type(answer).__name__} where Advice was expected"
