@@ -87,7 +87,7 @@ class CallCounters:
         if kind not in self._logged:
             self._logged.add(kind)
             torchrl_logger.warning(
-                f"LoRe goes on without some advice ({kind}): {message}. "
+                f"LoRe goes on without some advice ({kind}): {message.rstrip('.')}. "
                 "Further failures of this kind are counted, not logged."
             )
 
