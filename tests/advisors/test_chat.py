@@ -220,8 +220,6 @@ def test_dashes_in_a_description_stay_in_the_question():
         {"completion_price": float("inf")},
         {"deadline_s": 0.0},
         {"prompt": "absent"},
-        {"breaker_failures": 0},
-        {"breaker_reset_s": -1.0},
     ],
 )
 def test_impossible_values_fail_at_construction_with_the_value(keywords):

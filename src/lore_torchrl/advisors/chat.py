@@ -15,15 +15,15 @@ from typing import Any
 
 from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.breaker import CircuitBreaker
 from lore_torchrl.advisors.errors import (
     AdviceError,
-    DeadlineError,
     MalformedError,
+    NotSentError,
+    Sending,
     StatusError,
     Usage,
 )
-from lore_torchrl.advisors.http import JSONClient
+from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES
 from lore_torchrl.advisors.parsing import Preference
 from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
@@ -74,16 +74,12 @@ class ChatAdvisor:
         prompt_price: Price of a million tokens read. Default: ``0.0``.
         completion_price: Price of a million tokens written. Default: ``0.0``.
         deadline_s: Total time of a question in seconds. Keep it below the service's own
-            limit, or the circuit breaker learns nothing of a stalling server.
-            Default: ``20.0``.
+            limit, so that the error says what happened. Default: ``20.0``.
         retries: See :class:`~lore_torchrl.advisors.http.JSONClient`. Default: ``2``.
         backoff_s: First and longest wait between attempts. Default: ``(0.5, 8.0)``.
         max_response_bytes: Largest body, after decompression. Default: 1 MiB.
         max_concurrency: Requests on the wire at once. Default: ``8``.
         requests_per_minute: Limit on requests; ``None`` for none. Default: ``None``.
-        breaker_failures: Failures in a row after which the server is left alone.
-            Default: ``5``.
-        breaker_reset_s: Seconds that it is left alone. Default: ``30.0``.
         send_image: Whether a request's image is sent beside the text. Default: ``False``.
         extra_body: Fields added to each chat request's body, such as
             ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
@@ -126,8 +122,6 @@ class ChatAdvisor:
         max_response_bytes: int = 1 << 20,
         max_concurrency: int = 8,
         requests_per_minute: float | None = None,
-        breaker_failures: int = 5,
-        breaker_reset_s: float = 30.0,
         send_image: bool = False,
         extra_body: Mapping[str, Any] | None = None,
         transport: Any = None,
@@ -172,7 +166,6 @@ class ChatAdvisor:
             max_response_bytes=max_response_bytes,
             max_concurrency=max_concurrency,
             requests_per_minute=requests_per_minute,
-            breaker=CircuitBreaker(failures=breaker_failures, reset_s=breaker_reset_s),
             transport=transport,
         )
         names = tuple(MODES) if mode == "auto" else (mode,)
@@ -234,7 +227,8 @@ class ChatAdvisor:
         meter = _Meter(self, asyncio.get_running_loop().time() + self.deadline_s)
         try:
             preference, raw = await self._ask(request, meter)
-        except AdviceError as error:
+        except AdviceError as failure:
+            error = after_reaching(failure) if meter.reached else failure
             error.usage = meter.usage
             # An error that is kept must not keep the frames, with images and bodies in them.
             return error.with_traceback(None)
@@ -246,7 +240,7 @@ class ChatAdvisor:
                 async with asyncio.timeout_at(meter.until):
                     await self._lock().acquire()
             except TimeoutError:
-                raise DeadlineError("No answer within the deadline: still probing.") from None
+                raise NotSentError("No answer within the deadline: still probing.") from None
             try:
                 if self.chosen_mode is None:
                     return await self._probe(request, meter)
@@ -301,9 +295,15 @@ class _Meter:
         self.advisor = advisor
         self.until = until
         self.usage = Usage()
+        self.reached = False
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        reply = await self.advisor.client.post(path, body, until=self.until)
+        try:
+            reply = await self.advisor.client.post(path, body, until=self.until)
+        except AdviceError as error:
+            self.reached = self.reached or error.sending is Sending.DONE
+            raise
+        self.reached = True
         self.usage += self.advisor._usage(reply.data)
         return reply.data
 

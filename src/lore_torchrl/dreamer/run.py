@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -290,7 +290,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, family, agent), logger, interval=c.evaluation.interval
+        partial(_evaluate, c, family, agent, stopped=partial(_interrupted, trainer)),
+        logger,
+        interval=c.evaluation.interval,
     ).register(trainer)
     if late is not None:
         # Once more, as the last of the round: those before it may have ended the run.
@@ -311,7 +313,13 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
     }
 
 
-def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> dict[str, float]:
+def _evaluate(
+    config: TrainConfig,
+    family: EnvFamily,
+    agent: DreamerAgent,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
     # Built anew each time: the same held-out episodes, whatever was played before.
     env = build_acting_env(
         config, family, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
@@ -324,6 +332,7 @@ def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> di
             deterministic=config.evaluation.deterministic,
             episode_keys=getattr(family, "episode_keys", ()),
             summarize=getattr(family, "summarize_episodes", None),
+            stopped=stopped,
         )
     finally:
         close_env(env)
@@ -351,14 +360,27 @@ def _restore(run: Run, path: Path) -> None:
     torchrl_logger.info(f"Resumed {path} at step {trainer.collected_frames}; environments restart.")
 
 
+def _interrupted(trainer: Trainer) -> bool:
+    """Whether a signal ends this run."""
+    return trainer._stop_reason in signal.Signals.__members__
+
+
 @contextmanager
-def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Let SIGINT and SIGTERM end training after the round under way, with a checkpoint."""
+def _stop_on_signal(run: Run) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end training within seconds, with a checkpoint.
+
+    What the run waits for is broken off: advice, updates that are owed, an evaluation. A
+    second signal ends the process at once.
+    """
 
     def stop(signum: int, _frame: object) -> None:
-        trainer.request_stop(signal.Signals(signum).name)
+        for name in previous:
+            signal.signal(name, signal.SIG_DFL)
+        run.trainer.request_stop(signal.Signals(signum).name)
+        if run.service is not None:
+            run.service.stop_asking()
 
-    previous = {}
+    previous: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -373,7 +395,8 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
-    after the round of updates under way and save a checkpoint; :func:`read_stop` tells of it.
+    within seconds and save a checkpoint, without figures; :func:`read_stop` tells of it. A
+    second signal ends the process at once.
 
     Args:
         config: The run.
@@ -391,7 +414,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
     rewrite(output / "config.json", [json.dumps(asdict(config), indent=2)])
     failed = True
     try:
-        with _stop_on_signal(run.trainer):
+        with _stop_on_signal(run):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
@@ -434,7 +457,8 @@ def _note_stop(trainer: Trainer, output: Path) -> None:
 
 def _publish(run: Run, output: Path) -> dict[str, float]:
     """Draw the figures and hand the loggers what a run leaves behind; return its summary."""
-    figures = save_figures(output) if run.config.logger.figures else []
+    drawn = run.config.logger.figures and not _interrupted(run.trainer)
+    figures = save_figures(output) if drawn else []
     for path in figures:
         torchrl_logger.info(f"Wrote {path}")
     summary: dict[str, float] = {}
