@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import AdviceError
+from lore_torchrl.advisors.errors import AdviceError, safe_kind
 
 _BAR = 40
 _RAW = 4000
@@ -34,7 +34,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
     if answer is None:
         lines += ["The adviser has nothing to say here."]
     elif isinstance(answer, AdviceError):
-        lines += ["Error", "-----", f"{answer.kind}: {answer}"]
+        lines += ["Error", "-----", f"{safe_kind(answer.kind)}: {answer}"]
     else:
         if answer.raw:
             lines += ["Answer", "------", answer.raw[:_RAW], ""]
