@@ -14,8 +14,9 @@ not count twice.
 
 A row is right if the run ends with its last step; if counters, ledger and the server's count
 agree and stay within the budget; if neither the key nor what a terminal would obey is in any of
-its files; if no redirect was followed; and if peak memory and the longest step stay within
-bounds over clean runs, which go first. The exit code is 1 where anything is missed.
+its files, and no redirect was followed; if a good answer in an odd envelope is used; and if peak
+memory and the longest step stay within bounds over clean runs, which go first. The exit code is
+1 where anything is missed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -81,6 +83,9 @@ AGAIN = 2
 
 # The server does not read the question, or is not there: it cannot tell which call it was.
 UNREAD = ("refused", "reset_unread", "answer_unread")
+# Answers that are good, though the envelope is odd.
+ANSWERED = ("201", "bom", "wrong_model", "usage_negative", "usage_huge", "usage_text")
+TARGETS = ("survived", "counts", "budget", "shown", "answers", "memory", "step")
 # What no terminal should get, and a line that only a server could have forged.
 UNTOLD = ("\x1b[2J", "\x1b]0;", "\x9b", "\x07", "\u202e", "\n2026-01-01 [INFO]")
 LONGEST_LINE = 1_000
@@ -107,18 +112,21 @@ class Order:
         config: The run.
         url: Of the server.
         period_s: Seconds that a vector step takes at least.
-        warm: Set where the run begins to ask.
     """
 
     config: TrainConfig
     url: str
     period_s: float
-    warm: Any
 
     @property
     def folder(self) -> Path:
         """Where it writes."""
         return Path(self.config.output_dir)
+
+    @property
+    def warm(self) -> Path:
+        """File that is there once the run may ask."""
+        return self.folder / "warm"
 
 
 class NumberedAdvisor(ChatAdvisor):
@@ -161,7 +169,7 @@ class Clock:
         self._steps += 1
         if self._steps == WARM_UP:
             self._run.service.budget.total = BUDGET
-            self._order.warm.set()
+            self._order.warm.touch()
         elif self._steps > WARM_UP:
             self.seconds.append(now - self._last - self._pause)
         service = self._run.service
@@ -250,13 +258,13 @@ def watch(
     """Run against a server, call ``meanwhile`` once the run asks, and return what came of it."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True)
-    order = Order(config, server.url, period_s, CONTEXT.Event())
+    order = Order(config, server.url, period_s)
     process = CONTEXT.Process(target=play, args=(order,), daemon=True)
     process.start()
     until = time.monotonic() + limit_s
-    while process.is_alive() and not order.warm.wait(0.05) and time.monotonic() < until:
-        pass
-    if order.warm.is_set():
+    while process.is_alive() and not order.warm.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    if order.warm.exists():
         meanwhile()
     process.join(max(0.0, until - time.monotonic()))
     why = ""
@@ -338,32 +346,39 @@ class Row:
             wrong.append(f"ledger {spent}, server {self.requests} requests")
         return wrong
 
-    def misses(self, clean: Clean) -> list[str]:
-        """Return the targets that are missed."""
-        if not self.outcome.result:
-            return [self.outcome.why, *self.outcome.shown]
-        missed = [*self.disagreements(), *self.outcome.shown]
-        if max(self.seen, self.outcome.result["spent"]) > BUDGET:
-            missed.append("budget exceeded")
-        if self.followed:
-            missed.append("redirect followed")
-        if self.outcome.result["frames"] < (WARM_UP + STEPS) * ENVS:
-            missed.append(f"ended at step {self.outcome.result['frames']}")
-        return missed + self.out_of_bounds(clean)
+    def misses(self, clean: Clean) -> dict[str, list[str]]:
+        """Return what was missed of each target."""
+        result = self.outcome.result
+        if not result:
+            return {"survived": [self.outcome.why], "shown": self.outcome.shown}
+        frames = result["frames"]
+        ended = frames == (WARM_UP + STEPS) * ENVS
+        within = max(self.seen, result["spent"]) <= BUDGET
+        answered = self.fault not in ANSWERED or result["stats"]["answered"]
+        return {
+            "survived": [] if ended else [f"ended at step {frames}"],
+            "counts": self.disagreements(),
+            "budget": [] if within else [f"{self.seen} calls, ledger {result['spent']}"],
+            "shown": self.outcome.shown + (["redirect followed"] if self.followed else []),
+            "answers": [] if answered else ["none, though they are good"],
+            **self.out_of_bounds(clean),
+        }
 
-    def out_of_bounds(self, clean: Clean) -> list[str]:
-        """Return the bounds on time and memory that are missed, which a busy machine may do."""
-        if not self.outcome.result:
-            return []
-        memory = self.outcome.result["peak_mib"] - clean.peak_mib
-        missed = [f"memory +{memory:.0f} MiB"] if memory > MOST_MEMORY_MIB else []
-        if self.outcome.longest_s > clean.most_s:
-            missed.append(f"step of {self.outcome.longest_s * 1e3:.0f} ms")
-        return missed
+    def out_of_bounds(self, clean: Clean) -> dict[str, list[str]]:
+        """Return what was missed of memory and time, which a busy machine may do."""
+        result = self.outcome.result
+        if not result:
+            return {}
+        more, longest_s = result["peak_mib"] - clean.peak_mib, self.outcome.longest_s
+        return {
+            "memory": [f"{more:+.0f} MiB"] if more > MOST_MEMORY_MIB else [],
+            "step": [f"{longest_s * 1e3:.0f} ms"] if longest_s > clean.most_s else [],
+        }
 
     def line(self, clean: Clean) -> str:
         """Return the table's line."""
-        result, misses = self.outcome.result, self.misses(clean)
+        result = self.outcome.result
+        missed = [f"{name}: {', '.join(what)}" for name, what in self.misses(clean).items() if what]
         if result:
             stats = result["stats"]
             agree = "no" if self.disagreements() else "yes"
@@ -376,7 +391,7 @@ class Row:
             cells = ["", f"{self.seen} / ? / ?", "?", "?", f"? | {clean.most_s * 1e3:.0f}"]
         survived = "yes" if result else "no"
         cells = [self.fault, self.mode, survived, str(self.requests), *cells, str(self.tries)]
-        return "| " + " | ".join([*cells, "; ".join(misses) or "all right"]) + " |"
+        return "| " + " | ".join([*cells, "; ".join(missed) or "nothing"]) + " |"
 
 
 @dataclass
@@ -429,7 +444,7 @@ def run_once(folder: Path, fault: str, mode: str, limit_s: float) -> Row:
 def run_row(folder: Path, fault: str, clean: Clean, limit_s: float) -> Row:
     """Run against one fault, again where time or memory is out of bounds, and keep the least."""
     row = run_once(folder, fault, clean.mode, limit_s)
-    while row.out_of_bounds(clean) and row.tries <= AGAIN:
+    while any(row.out_of_bounds(clean).values()) and row.tries <= AGAIN:
         other = run_once(folder, fault, clean.mode, limit_s)
         # The counts of one run, with the least of each bound: a run that fails stays.
         other.tries = row.tries + 1
@@ -473,14 +488,19 @@ def attack(args: argparse.Namespace, folder: Path) -> int:
             "| MiB over clean | longest step (99th percentile), ms | at most, ms | runs | missed |"
         )
         print("| --- " * 12 + "|", flush=True)
-        missed = 0
-        total = len(args.only) * len(args.modes)
+        rows, missed = 0, Counter()
         tasks = ((run_row, fault, clean[mode]) for fault in args.only for mode in args.modes)
         for row in every(tasks):
             print(row.line(clean[row.mode]), flush=True)
-            missed += bool(row.misses(clean[row.mode]))
-    print(f"\n{len(args.only)} faults, {total} runs: {total - missed} met, {missed} missed.")
-    return missed
+            rows += 1
+            misses = [name for name, what in row.misses(clean[row.mode]).items() if what]
+            missed.update([*misses, *(["any"] if misses else [])])
+    by_target = ", ".join(f"{name} {missed[name]}" for name in TARGETS)
+    print(
+        f"\n{len(args.only)} faults, {rows} rows: {rows - missed['any']} met, {missed['any']} "
+        f"missed (by target: {by_target})."
+    )
+    return missed["any"]
 
 
 # ---- outages ----
@@ -544,7 +564,7 @@ def run_outage(folder: Path, kind: str, when: str, mode: str, away_s: float) -> 
         missed.append(f"advice returns {told}")
     cells = [
         *(str(at(back)[1] - at(left)[1]), str(at(back)[3] - at(left)[3]), str(lost)),
-        *("never" if after is None else str(after), "; ".join(missed) or "all right"),
+        *("never" if after is None else str(after), "; ".join(missed) or "nothing"),
     ]
     return f"{label}| " + " | ".join(cells) + " |", not missed
 
