@@ -336,7 +336,7 @@ class Row:
             )
         if failed != stats["failed"]:
             wrong.append(f"{failed} errors, {stats['failed']:g} failed")
-        if spent != calls - stats.get("refunded", 0.0):
+        if spent != calls:
             wrong.append(f"ledger {spent}, {calls:g} calls")
         if self.requests > result["sent"]:
             wrong.append(f"server {self.requests} requests, run {result['sent']}")
