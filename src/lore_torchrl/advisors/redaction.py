@@ -32,6 +32,8 @@ _SHORTEST = 7
 # never through a model, a library or a large cache.
 _DEEPEST = 6
 _WIDEST = 64
+# Characters of foreign text that are looked at for each one that is shown.
+_WINDOW = 16
 _OPAQUE = {"torch", "torchrl", "tensordict", "transformers", "tokenizers", "numpy", "sqlite3"}
 
 
@@ -54,6 +56,39 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(REDACTED, text)
     return text
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with what a terminal acts on, or does not show, as escapes.
+
+    Control characters, zero-width characters, marks of writing direction and lone surrogates
+    become ``\\x1b``, ``\\u202e`` and so on.
+
+    Examples:
+        >>> print(visible("red: \x1b[31m"))
+        red: \x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def shown(text: str, limit: int = 200) -> str:
+    r"""Return the start of foreign text, such as a server's, on one line fit for a log.
+
+    Args:
+        text: Any text.
+        limit: Characters at most. Default: ``200``.
+
+    Examples:
+        >>> shown("two\n lines"), shown("a" * 9, limit=5)
+        ('two lines', 'aaaa…')
+    """
+    # Far more than is kept, so that a long text costs no more than a short one.
+    line = visible(" ".join(text[: _WINDOW * limit].split()))
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def secrets_of(owner: object) -> set[str]:
