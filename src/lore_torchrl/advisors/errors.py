@@ -21,12 +21,17 @@
 
     FatalAdviceError                               not an AdviceError: it stops the run
 
-Messages never hold a key, a header or a body longer than a line.
+Messages are one line, fit for a log (:func:`~lore_torchrl.advisors.redaction.shown`): short,
+with every character visible, without keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from lore_torchrl.advisors.redaction import shown
+
+_LONGEST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class AdviceError(ValueError):
     """An answer that cannot be used, or none.
 
     Args:
-        message: One line that says what happened.
+        message: One line that says what happened, at most 500 characters.
 
     Keyword Args:
         usage: What the failed request cost all the same. Default: nothing.
@@ -69,7 +74,7 @@ class AdviceError(ValueError):
     kind = "advice"
 
     def __init__(self, message: str = "", *, usage: Usage | None = None):
-        super().__init__(message)
+        super().__init__(shown(message, _LONGEST))
         self.usage = usage or Usage()
 
 

@@ -22,6 +22,7 @@ from lore_torchrl.advisors.errors import (
     NotFiniteError,
     NotJSONError,
 )
+from lore_torchrl.advisors.redaction import shown
 
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # What an action has that got no probability at all: about e to the -9.
@@ -264,4 +265,4 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _start(text: str) -> str:
-    return " ".join(text[:60].split())
+    return shown(text, 60)

@@ -19,6 +19,7 @@ from lore_torchrl.advisors.errors import (
     StatusError,
     TooLargeError,
 )
+from lore_torchrl.advisors.redaction import shown
 
 # What OpenAI and servers like it call an account that has nothing left to spend.
 _QUOTA_CODES = frozenset(
@@ -56,7 +57,7 @@ class BoundedBody:
         if encoding in ("", "identity"):
             return
         if encoding not in _ENCODINGS:
-            self.error = MalformedError(f"Cannot read the encoding {encoding[:40]!r}.")
+            self.error = MalformedError(f"Cannot read the encoding {shown(encoding, 40)!r}.")
         else:
             self._inflate = zlib.decompressobj(_ENCODINGS[encoding])
 
@@ -90,8 +91,7 @@ def parse_object(text: str) -> dict[str, Any] | AdviceError:
         data = json.loads(text)
     # RecursionError: brackets nested by the thousand. ValueError: also digits by the thousand.
     except (ValueError, RecursionError):
-        start = " ".join(text[:60].split())
-        return NotJSONError(f"The body is not JSON; it begins with {start!r}.")
+        return NotJSONError(f"The body is not JSON; it begins with {shown(text, 60)!r}.")
     if not isinstance(data, dict):
         return MalformedError(f"The body must be a JSON object, got {type(data).__name__}.")
     if data.get("error"):
@@ -107,7 +107,7 @@ def status_error(status: int, text: str, retry_after_s: float | None) -> StatusE
 
     Args:
         status: HTTP status code.
-        text: Body of the refusal, free of secrets.
+        text: Body of the refusal.
         retry_after_s: Seconds after which the server wants to be asked again.
     """
     message, codes = _refusal(text)
@@ -133,10 +133,10 @@ def _refusal(text: str) -> tuple[str, set[str]]:
         return "", set()
     error = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(error, dict):
-        return " ".join(str(error)[:200].split()), set()
+        return shown(str(error)), set()
     codes = {str(error[name]) for name in ("code", "type") if isinstance(error.get(name), str)}
     message = error.get("message") or error.get("detail") or ""
-    return " ".join(str(message)[:200].split()), codes
+    return shown(str(message)), codes
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.answers import Verdict
 
 # Latencies that the percentiles are taken over.
@@ -83,7 +84,7 @@ class CallCounters:
         if kind not in self._logged:
             self._logged.add(kind)
             torchrl_logger.warning(
-                f"LoRe goes on without some advice ({kind}): {message}. "
+                f"LoRe goes on without some advice ({shown(kind, 40)}): {shown(message)}. "
                 "Further failures of this kind are counted, not logged."
             )
 
