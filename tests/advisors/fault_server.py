@@ -89,7 +89,8 @@ class FaultServer:
             for the same ``seed``.
         after: Mode once the script is over, where ``random_of`` is empty.
         seed: Seed of the choice.
-        reply: Answers the mode ``fine``: path and body to status and JSON.
+        reply: Answers the mode ``fine``: path and body to status and JSON, or text as it is, and
+            headers if there are to be any.
         delay_s: Delay of the mode ``slow``.
     """
 
@@ -100,7 +101,7 @@ class FaultServer:
         random_of: Sequence[str] = (),
         after: str = "fine",
         seed: int = 0,
-        reply: Callable[[str, Mapping[str, Any]], tuple[int, dict[str, Any]]] = chat_reply,
+        reply: Callable[[str, Mapping[str, Any]], tuple] = chat_reply,
         delay_s: float = 1.0,
         retry_after: str = "0.05",
         huge_bytes: int = 100 << 20,
@@ -214,8 +215,9 @@ class FaultServer:
         if mode == "slow":
             await asyncio.sleep(self.delay_s)
         if mode in ("fine", "slow"):
-            status, answer = self.reply(path, body)
-            return await self._send(writer, status, json.dumps(answer))
+            status, answer, *headers = self.reply(path, body)
+            text = answer if isinstance(answer, str) else json.dumps(answer)
+            return await self._send(writer, status, text, *headers)
         if mode in _TEXTS:
             return await self._send(writer, 200, _TEXTS[mode])
         if mode.isdigit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from urllib.parse import quote
 
 KEY = "sk-hush/plus+Very_0123456789-quiet"
@@ -62,6 +63,33 @@ def fragments() -> list[str]:
     found += [_percent(KEY)[9:36].lower(), "".join(f"&#{ord(c)};" for c in KEY[3:9])]
     found += ["".join(f"{prefix}{ord(c):02x}" for c in KEY[3:9]) for prefix in (r"\u00", r"\x")]
     return found
+
+
+def hostile_replies() -> Iterator[tuple]:
+    """Answers of a chat server that put the key wherever there is room for text."""
+    for spelling in SPELLINGS.values():
+        # Escapes that JSON understands stay escapes; what it cannot hold is escaped.
+        string = json.dumps(spelling).replace("\\\\", "\\")
+        if "\\x" in spelling or '"' in spelling:
+            string = json.dumps(spelling)
+        yield 401, f'{{"error": {{"message": {string}, "code": {string}}}}}'
+        yield 418, f'{{"detail": {string}}}'
+        yield 400, f"[{string}, {string}]"
+        yield 200, spelling
+        yield 200, f'{{"error": {string}}}'
+        header = "".join(char for char in spelling if char.isascii() and char.isprintable())
+        yield 200, {"choices": []}, {"Content-Encoding": header}
+        for said in (
+            spelling,
+            json.dumps({"logits": {spelling: 1.0}}),
+            json.dumps({"action": spelling}),
+            json.dumps({spelling: 1}),
+            json.dumps({"action": "left", "confidence": spelling}),
+            json.dumps({"action": 0, "reason": spelling, spelling: spelling}),
+        ):
+            message = {"role": spelling, "content": said}
+            choice = {"message": message, "finish_reason": spelling}
+            yield 200, {"choices": [choice], "model": spelling, "id": spelling}
 
 
 def leaks(text: str) -> list[str]:
