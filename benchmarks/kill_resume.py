@@ -74,6 +74,8 @@ def check(folder: Path, *, budget: int, total: int) -> list[str]:
     for path in (folder / "checkpoints").iterdir():
         if path.name.startswith("checkpoint-"):
             verify(path)
+        else:
+            faults.append(f"{path}: left by a killed save")
     print(f"{spent} of {budget} calls, {len(asked)} lines of advice, {len(files)} CSV files")
     return faults
 

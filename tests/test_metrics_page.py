@@ -55,7 +55,6 @@ def logged(tmp_path_factory) -> set[str]:
             rate_calls=50,
             cooldown=1,
             backoff_episodes=2,
-            failure_pause=2,
         ),
         gate=GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01),
         loss=LossConfig(

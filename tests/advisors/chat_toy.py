@@ -27,7 +27,6 @@ def advisor(server: FaultServer, /, **keywords) -> ChatAdvisor:
         "api_key": KEY,
         "deadline_s": 5.0,
         "backoff_s": (0.01, 0.02),
-        "breaker_failures": 1000,
     }
     return ChatAdvisor("m", **(settings | keywords))
 

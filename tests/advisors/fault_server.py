@@ -105,6 +105,7 @@ class FaultServer:
         delay_s: float = 1.0,
         retry_after: str = "0.05",
         huge_bytes: int = 100 << 20,
+        port: int = 0,
     ) -> None:
         self.script = list(script)
         self.random_of = tuple(random_of)
@@ -118,6 +119,7 @@ class FaultServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.bytes_sent = 0
+        self.port = port
         self._random = random.Random(seed)
         self._bomb: bytes | None = None
         self._tasks: set[asyncio.Task] = set()
@@ -152,7 +154,7 @@ class FaultServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()

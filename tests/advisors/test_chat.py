@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 
@@ -97,16 +98,53 @@ def test_a_wrong_key_decides_nothing_and_costs_one_request():
         assert asked.chosen_mode is None
 
 
-def test_probing_without_end_is_not_paid_for(caplog):
-    with FaultServer(reply=content("Hm.")) as server:
-        asked = advisor(server, votes=1)
-        for _ in range(3):
-            assert ask(asked).kind == "not_json"
-        assert asked.chosen_mode == "json"
-        before = server.total
-        assert ask(asked).kind == "not_json"
-        assert server.total == before + 1
-    assert "answers in no mode" in caplog.text
+@pytest.mark.parametrize(
+    ("faults", "kind", "probe"),
+    [
+        # Where nothing is taken: two paths, logprobs, three formats, votes at once and singly.
+        ({"after": "400"}, "status_400", 8),
+        # Where only the path of chats is served, but the model talks nonsense.
+        ({"reply": content("Hm.")}, "not_json", 5),
+    ],
+)
+def test_a_server_that_answers_in_no_mode_is_probed_ever_more_rarely(faults, kind, probe, caplog):
+    async def ask_each(asked):
+        totals = []
+        for _ in range(200):
+            answers = await asked.advise((REQUEST,))
+            assert answers[0].kind == kind
+            totals.append(server.total)
+        await asked.aclose()
+        return totals
+
+    with FaultServer(**faults) as server:
+        asked = advisor(server, votes=1 if "reply" in faults else 8)
+        totals = asyncio.run(ask_each(asked))
+    assert totals[0] == probe
+    # Then one request a question.
+    assert totals[1:9] == [probe + more for more in range(1, 9)]
+    # Probes after 8, 16, 32 and 64 questions more.
+    assert totals[-1] <= 195 + 5 * probe
+    assert asked.chosen_mode is None
+    assert caplog.text.count("answers in no mode") == 5
+
+
+def test_a_batch_on_a_server_that_refuses_everything_probes_once():
+    requests = [AdviceRequest(f"door {index}", ACTIONS, f"door{index}") for index in range(9)]
+    with FaultServer(after="400") as server:
+        answers = ask(advisor(server), *requests)
+        assert [answer.kind for answer in answers] == ["status_400"] * 9
+        assert server.total == 8 + 8
+
+
+def test_a_server_that_answers_again_is_probed_with_the_next_question():
+    with FaultServer(["400"] * 9) as server:
+        asked = advisor(server)
+        assert [ask(asked).kind for _ in range(2)] == ["status_400"] * 2
+        # Asked for text, as the plainest there is, the server names an action.
+        assert good(asked).logits == (3.0, 0.0, 0.0)
+        good(asked)
+        assert asked.chosen_mode == "logprobs"
 
 
 # ---- batches, costs, prompts ----
@@ -220,8 +258,6 @@ def test_dashes_in_a_description_stay_in_the_question():
         {"completion_price": float("inf")},
         {"deadline_s": 0.0},
         {"prompt": "absent"},
-        {"breaker_failures": 0},
-        {"breaker_reset_s": -1.0},
     ],
 )
 def test_impossible_values_fail_at_construction_with_the_value(keywords):

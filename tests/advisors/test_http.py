@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
+import socket
 import sys
 import time
 import tracemalloc
@@ -13,11 +15,10 @@ pytest.importorskip("httpx")
 
 from fault_server import FAULTS, FaultServer
 
-from lore_torchrl.advisors.breaker import CircuitBreaker
 from lore_torchrl.advisors.errors import (
     AdviceError,
-    CircuitOpenError,
     RateLimitedError,
+    Sending,
     StatusError,
 )
 from lore_torchrl.advisors.http import JSONClient
@@ -32,7 +33,6 @@ def client(server: FaultServer, **keywords) -> JSONClient:
         "deadline_s": 5.0,
         "backoff_s": (0.01, 0.02),
         "max_response_bytes": 100_000,
-        "breaker": CircuitBreaker(failures=1000),
         "trust_env": False,
         "api_key": Secret(KEY),
     }
@@ -213,47 +213,44 @@ def test_waiting_for_its_own_turn_is_no_fault_of_the_server():
         asks = (asker.post("/chat/completions", BODY, until=0.0) for _ in range(3))
         return await asyncio.gather(*asks, return_exceptions=True)
 
-    breaker = CircuitBreaker(failures=1)
     with FaultServer() as server:
-        asker = client(server, requests_per_minute=1, breaker=breaker)
-        outcomes = asyncio.run(many(asker))
-        assert [outcome.kind for outcome in outcomes] == ["timeout"] * 3
-        assert (server.total, breaker.state) == (1, "closed")
+        outcomes = asyncio.run(many(client(server, requests_per_minute=1)))
+        assert [outcome.kind for outcome in outcomes] == ["not_sent"] * 3
+        assert all(outcome.sending is Sending.NEVER for outcome in outcomes)
+        assert server.total == 1
 
 
-def test_the_breaker_spares_a_dead_server_and_tries_it_again():
-    now = [0.0]
-    breaker = CircuitBreaker(failures=2, reset_s=10.0, clock=lambda: now[0])
-    with FaultServer(["500", "500"]) as server:
-        asker = client(server, breaker=breaker, retries=0)
-        for kind in ("status_500", "status_500", "circuit_open", "circuit_open"):
-            assert failure(asker).kind == kind
-        assert server.total == 2
-        now[0] = 10.0
-        post(asker)
-        assert breaker.state == "closed"
+def test_a_server_that_is_not_there_took_no_byte_and_is_tried_once_until_it_is_back():
+    with FaultServer() as server:
+        asker = client(server, retries=2)
+    for attempts in (3, 1, 1):
+        before = asker.sent
+        error = failure(asker)
+        assert (error.kind, error.sending) == ("unreachable", Sending.TRIED)
+        assert asker.sent - before == attempts
 
 
-def test_a_hiccup_that_retries_overcome_does_not_open_the_breaker():
-    async def many(asker: JSONClient):
-        await asyncio.gather(*(asker.post("/chat/completions", BODY) for _ in range(8)))
-
-    breaker = CircuitBreaker(failures=2)
-    with FaultServer(["drop", "429", "500", "reset"] * 2) as server:
-        asyncio.run(many(client(server, breaker=breaker, retries=8)))
-    assert breaker.state == "closed"
-
-
-def test_a_request_at_fault_does_not_open_the_breaker():
-    breaker = CircuitBreaker(failures=1)
-    with FaultServer(["400", "404", "501"]) as server:
-        asker = client(server, breaker=breaker)
-        for _ in range(3):
-            failure(asker)
-        post(asker)
+def test_a_host_that_never_connects_took_no_byte():
+    # The kernel accepts no more connections than the backlog holds.
+    with contextlib.ExitStack() as open_sockets:
+        full, *waiting = (open_sockets.enter_context(socket.socket()) for _ in range(5))
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        host, port = full.getsockname()
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex((host, port))
+        error = failure(JSONClient(f"http://{host}:{port}/v1", deadline_s=0.3, retries=0))
+    assert (error.kind, error.sending) == ("unreachable", Sending.TRIED)
 
 
-def test_a_cancelled_request_leaves_breaker_and_places_free():
+@pytest.mark.parametrize("fault", ["drop", "stall", "500", "reset"])
+def test_what_a_server_may_have_worked_on_counts_as_sent(fault):
+    with FaultServer([fault] * 3) as server:
+        assert failure(client(server, deadline_s=0.3)).sending is Sending.DONE
+
+
+def test_a_cancelled_request_leaves_its_place_free():
     async def cancel_then_ask(asker: JSONClient):
         task = asyncio.create_task(asker.post("/chat/completions", BODY))
         while not server.total:
@@ -264,8 +261,7 @@ def test_a_cancelled_request_leaves_breaker_and_places_free():
         return await asker.post("/chat/completions", BODY)
 
     with FaultServer(["stall"]) as server:
-        breaker = CircuitBreaker(failures=1)
-        asker = client(server, breaker=breaker, max_concurrency=1)
+        asker = client(server, max_concurrency=1)
         assert asyncio.run(cancel_then_ask(asker)).attempts == 1
 
 
@@ -394,7 +390,3 @@ def test_errors_travel_between_processes():
         *(RateLimitedError, 429, "later", 3.0, "rate_limited"),
     )
     assert pickle.loads(pickle.dumps(StatusError(418, "tea"))).kind == "status_418"
-
-
-def test_an_open_breaker_is_an_advice_error():
-    assert issubclass(CircuitOpenError, AdviceError)

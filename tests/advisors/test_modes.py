@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import tracemalloc
 
 import pytest
 
 pytest.importorskip("httpx")
 
-from chat_toy import ACTIONS, advisor, ask, content, decide, good, top
+from chat_toy import ACTIONS, REQUEST, advisor, ask, content, decide, good, top
 from fault_server import FaultServer
 
-from lore_torchrl.advisors.errors import AdviceError
+from lore_torchrl.advisors.asking import ChatSettings
+from lore_torchrl.advisors.errors import AdviceError, MalformedError
+from lore_torchrl.advisors.modes import MODES
+from lore_torchrl.advisors.prompting import PromptTemplate
+from lore_torchrl.advisors.replies import parse_object
 
 # ---- logprobs ----
 
@@ -54,6 +60,14 @@ def test_llamacpp_is_held_to_the_letters_with_its_samplers_off():
         (top(("A", float("inf"))), "not_finite"),
         (top(("A", None)), "malformed"),
         (top(("A", "high")), "malformed"),
+        # More than certain, one by one or together, or less than impossible.
+        (top(("A", 1e308)), "malformed"),
+        (top(("A", 0.1)), "malformed"),
+        (top(("A", -0.1), ("x", -0.1)), "malformed"),
+        (top(("A", 1.5), field="top_probs", value="prob"), "malformed"),
+        (top(("A", 0.7), ("B", 0.7), field="top_probs", value="prob"), "malformed"),
+        (top(("A", 0.9), ("B", -0.1), field="top_probs", value="prob"), "malformed"),
+        (top(("A", float("inf")), field="top_probs", value="prob"), "not_finite"),
     ],
 )
 def test_logprobs_that_cannot_be_read(reply, kind):
@@ -66,6 +80,12 @@ def test_logprobs_that_cannot_be_read(reply, kind):
 def test_a_token_that_is_impossible_has_no_probability():
     with FaultServer(reply=top(("A", -0.1), ("B", -9999.0), ("C", float("-inf")))) as server:
         assert good(advisor(server, mode="logprobs")).logits[1:] == (math.log(1e-4),) * 2
+
+
+@pytest.mark.parametrize("logprob", [0.0, 1e-6, 4e-3])
+def test_a_certain_token_may_be_rounded_up(logprob):
+    with FaultServer(reply=top(("A", logprob), ("B", -9999.0))) as server:
+        assert good(advisor(server, mode="logprobs")).confidence == 1.0
 
 
 # ---- json ----
@@ -100,10 +120,42 @@ def test_a_refused_format_is_not_asked_for_again():
     assert formats == ["json_schema", "json_object", "json_object"]
 
 
-def test_a_lasting_refusal_is_its_error():
+@pytest.mark.parametrize(
+    ("mode", "forms"), [("json", 3), ("vote", 2), ("decisions", 2), ("logprobs", 1)]
+)
+def test_a_lasting_refusal_is_its_error_and_soon_costs_one_request(mode, forms):
     with FaultServer(after="400") as server:
-        assert ask(advisor(server, mode="json")).kind == "status_400"
-        assert server.total == 3
+        asked = advisor(server, mode=mode)
+        for question in range(9):
+            assert ask(asked).kind == "status_400"
+            assert server.total == forms + question
+
+
+def test_refusals_after_an_answer_cost_one_request_for_each_form_that_is_left():
+    with FaultServer(["fine"], after="400") as server:
+        asked = advisor(server, mode="vote", votes=2)
+        good(asked)
+        totals = []
+        for _ in range(9):
+            assert ask(asked).kind == "status_400"
+            totals.append(server.total)
+    assert totals == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_refused_single_votes_are_asked_for_one_by_one():
+    def reply(path, body):
+        return (400, {}) if "n" in body else content("C")(path, body)
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, mode="vote", votes=8)
+        good(asked)
+        server.after = "400"
+        for more in (8, 1, 1):
+            before = server.total
+            assert ask(asked).kind == "status_400"
+            assert server.total == before + more
+        server.after = "fine"
+        assert good(asked).confidence == 1.0
 
 
 @pytest.mark.parametrize(
@@ -133,6 +185,29 @@ def test_an_answer_cut_off_says_so():
     reply = content('{"logits": [1, 2', finish_reason="length")
     with FaultServer(reply=reply) as server:
         assert "raise max_tokens" in str(ask(advisor(server, mode="json")))
+
+
+def test_halves_of_characters_do_not_reach_the_raw_answer():
+    reply = content('{"logits": [0, 0, 1], "why": "\ud83d"}')
+    with FaultServer(reply=reply) as server:
+        assert good(advisor(server, mode="json")).raw == '{"logits": [0, 0, 1], "why": "?"}'
+
+
+def test_what_the_server_says_of_the_end_is_quoted():
+    reply = content("", finish_reason="\x1b[2J" + "stop " * 1000)
+    with FaultServer(reply=reply) as server:
+        message = str(ask(advisor(server, mode="json")))
+    assert message.isprintable()
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("status", [201, 202, 206])
+def test_any_status_of_success_brings_an_answer(status):
+    def reply(path, body):
+        return status, content('{"logits": [0, 0, 1]}')(path, body)[1]
+
+    with FaultServer(reply=reply) as server:
+        assert good(advisor(server, mode="json")).logits == (0.0, 0.0, 1.0)
 
 
 # ---- vote ----
@@ -226,3 +301,49 @@ def test_the_other_form_is_tried_and_kept():
 def test_decisions_that_cannot_be_read(answers, kind):
     with FaultServer(reply=lambda path, body: (200, {"answers": answers})) as server:
         assert ask(advisor(server, mode="decisions")).kind == kind
+
+
+# ---- bodies made to be expensive ----
+
+VALUES = {
+    "numbers": "0," * 30_000 + "0",
+    "objects": "{}," * 14_000 + "{}",
+    "messages": '{"message":{}},' * 10_000 + '{"message":{}}',
+    "keys": "{" + ",".join(f'"{index}":"x"' for index in range(30_000)) + "}",
+    "more than allowed": "0," * 500_000 + "0",
+    "a long text": '"' + "{" * 30_000 + " " * 1_000_000 + '"',
+}
+BODIES = {
+    "decisions": ('{"answers":[%s]}', '{"answers":[{"probabilities":[%s]}]}', '{"answers":%s}'),
+    "logprobs": (
+        '{"choices":[{"message":{},"logprobs":{"content":[%s]}}]}',
+        '{"choices":[{"message":{},"logprobs":{"content":[{"token":"A","top_logprobs":[%s]}]}}]}',
+    ),
+    "json": ('{"choices":[%s]}', '{"choices":%s}', '{"choices":[{"message":{"content":%s}}]}'),
+    "vote": ('{"choices":[%s]}', '{"choices":[{"message":{"content":%s}}]}'),
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(
+    ("mode", "body"), [(mode, body) for mode, bodies in BODIES.items() for body in bodies]
+)
+def test_a_body_that_cannot_be_read_takes_a_few_times_its_size(mode, body, values):
+    text = body % VALUES[values]
+    text = text[:-1] + ',"model":"' + "x" * (1_000_000 - len(text)) + '"}'
+
+    async def post(path, body):
+        data = parse_object(text)
+        if isinstance(data, AdviceError):
+            raise data
+        return data
+
+    asked = MODES[mode](ChatSettings("m", votes=2), PromptTemplate("default", mode))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedError):
+            asyncio.run(asked.ask(post, REQUEST))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(text)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import gc
+import gzip
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +35,13 @@ ACTIONS = ("turn left", "right", "go_forward")
         'Here you are:\n```json\n{"logits": [0, 1, 2], "confidence": 0.5}\n```\nGood luck {x}!',
         'I think {left} is bad, so {"logits": [0, 1, 2], "confidence": 0.5} it is.',
         '<think>{"logits": [9, 9, 9]}</think>{"logits": [0, 1, 2], "confidence": 0.5}',
+        '<Thinking>{"logits": [9, 9, 9]}</Thinking>{"logits": [0, 1, 2], "confidence": 0.5}',
+        # The chat template wrote the opening tag.
+        '{"logits": [9, 9, 9]}</think>{"logits": [0, 1, 2], "confidence": 0.5}',
+        # It thought once more, till it was cut off.
+        '<think>a</think>{"logits": [0, 1, 2], "confidence": 0.5}<think>{"logits": [9, 9, 9]}',
+        "<think>" + "Hm. " * 300_000 + '</think>{"logits": [0, 1, 2], "confidence": 0.5}',
+        "Hm. " * 300_000 + '{"logits": [0, 1, 2], "confidence": 0.5}',
     ],
 )
 def test_logits_in_every_shape(text):
@@ -84,6 +95,8 @@ def test_one_action_that_is_only_named(text):
     [
         ("", EmptyAnswerError),
         ("<think>only thoughts</think>", EmptyAnswerError),
+        ('<think>cut off {"logits": [0, 1, 2]}', EmptyAnswerError),
+        ("0" * 5000, NotJSONError),
         ("I would rather go right", NotJSONError),
         ('{"logits": [0, 1', NotJSONError),
         ("<html>Please sign in</html>", NotJSONError),
@@ -106,6 +119,11 @@ def test_one_action_that_is_only_named(text):
         ('{"logits": [0, 1, NaN]}', NotFiniteError),
         ('{"logits": [0, 1, -Infinity]}', NotFiniteError),
         ('{"logits": [0, 1, 1e999]}', NotFiniteError),
+        ('{"logits": [0, 1, ' + "9" * 4000 + "]}", MalformedError),
+        ('{"logits": [' + "true, " * 5000 + "1]}", MalformedError),
+        ('{"logits": {' + ", ".join(f'"{i}": "x"' for i in range(5000)) + "}}", MalformedError),
+        ('{"logits": {"' + "\\u001b" * 5000 + '": 1, "right": 1, "C": 2}}', MalformedError),
+        ('{"action": "' + "\\ud800" * 5000 + '"}', MalformedError),
         ('{"probs": [0, 0, 0]}', MalformedError),
         ('{"probs": [-1, 1, 1]}', MalformedError),
         ('{"probs": [NaN, 1, 1]}', NotFiniteError),
@@ -126,7 +144,8 @@ def test_anything_else_is_an_error_of_its_kind(text, kind):
     with pytest.raises(kind) as error:
         parse_answer(text, ACTIONS)
     assert type(error.value) is kind
-    assert len(str(error.value)) < 300
+    assert len(str(error.value)) < 500
+    assert str(error.value).isprintable()
 
 
 JSON = st.recursive(
@@ -158,6 +177,46 @@ def test_whatever_comes_is_read_or_an_advice_error(value):
     assert 0.0 <= preference.confidence <= 1.0
 
 
+def cost(text):
+    """Return the processor time of parsing a text in seconds, whatever else the machine does."""
+    gc.disable()
+    started = time.thread_time()
+    with contextlib.suppress(MalformedError):
+        parse_answer(text, ACTIONS)
+    gc.enable()
+    return time.thread_time() - started
+
+
+PIECES = st.sampled_from(
+    [
+        *("<think>", "</think>", "<think></think>", "<", "```", "```json\n", "```{}```", "{", "{}"),
+        *(
+            '{"a":',
+            '{"a":{},',
+            '{"a":[{},',
+            '{"logits":[',
+            '{"logits":{"a":',
+            '{"',
+            '"',
+            "[",
+            "[],",
+        ),
+        *("9", "9.", "the ", "the best action", "answer:", "- ", "a_", " ", "\n", "\\", "\x00"),
+    ]
+) | st.text('<>/think`{}[]:,"\\ -_9', min_size=1, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PIECES, PIECES, PIECES)
+def test_the_time_grows_linearly_whatever_repeats(before, unit, after):
+    short, long, longest = (
+        before + unit * (size // len(unit)) + after for size in (1 << 14, 1 << 16, 1 << 20)
+    )
+    # Quadratic time would grow sixteenfold with each step, from tenths of a second on.
+    assert cost(long) < 10 * cost(short) + 0.1
+    assert cost(longest) < 0.5
+
+
 def test_names_win_over_letters():
     assert find_action("B", ("b", "a")) == 0
     assert find_action("C", ("b", "a")) is None
@@ -167,8 +226,6 @@ def test_names_win_over_letters():
 
 
 def test_a_body_is_inflated_no_further_than_the_cap():
-    import gzip
-
     body = BoundedBody(1000)
     body.start("gzip")
     assert not body.feed(gzip.compress(b"0" * 10_000_000))
@@ -179,6 +236,13 @@ def test_a_body_is_inflated_no_further_than_the_cap():
     for byte in gzip.compress(b"0" * 1000):
         assert body.feed(bytes([byte]))
     assert body.text() == "0" * 1000
+
+
+def test_a_byte_order_mark_is_no_part_of_the_json():
+    body = BoundedBody(1000)
+    body.start("")
+    assert body.feed('{"a": "é"}'.encode("utf-8-sig"))
+    assert parse_object(body.text()) == {"a": "é"}
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip"])
@@ -195,6 +259,7 @@ def test_an_unknown_encoding_is_malformed(encoding):
         ('{"a": 1', "not_json"),
         ("[" * 100_000, "not_json"),
         ("[1]", "malformed"),
+        ('{"a": [' + "0," * 500_000 + "0]}", "too_large"),
         ('{"error": "no"}', "malformed"),
         ('{"error": {"message": "no", "code": "insufficient_quota"}}', "quota"),
     ],
@@ -221,6 +286,16 @@ def test_a_refusal_has_the_kind_of_its_cause(status, text, kind):
     error = status_error(status, text, None)
     assert error.kind == kind
     assert str(status) in str(error)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("message", ['["%s"]', '"%s"', '{"%s": 1}'])
+def test_a_refusal_is_quoted_on_one_short_line_that_a_terminal_only_shows(status, message):
+    message %= "\\u001b[2J\\u0000\\u202e\\ud83d\\n" + "x" * 1000
+    text = f'{{"error": {{"message": {message}}}}}'
+    error = parse_object(text) if status == 200 else status_error(status, text, None)
+    assert str(error).isprintable()
+    assert len(str(error)) < 250
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])

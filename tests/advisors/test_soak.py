@@ -14,7 +14,7 @@ from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.advisors.chat import ChatAdvisor
 
 KINDS = {
-    *("connection", "timeout", "rate_limited", "status_500", "status_503", "circuit_open"),
+    *("connection", "timeout", "rate_limited", "status_500", "status_503"),
     *("not_json", "malformed", "too_large", "not_finite", "empty"),
 }
 
@@ -40,7 +40,6 @@ def test_two_thousand_calls_with_every_fault():
             deadline_s=1.0,
             retries=1,
             backoff_s=(0.01, 0.02),
-            breaker_failures=1_000_000,
         )
         tracemalloc.start()
         try:

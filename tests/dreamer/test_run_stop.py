@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from tiny_run import OFF, tiny_config
 
 from lore_torchrl.configs import HealthConfig, LoggerConfig
+from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.run import read_stop, train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -64,3 +67,93 @@ def test_a_run_that_goes_through_leaves_no_word_of_a_stop(tmp_path):
     (tmp_path / "stopped.json").write_text("{}")
     train(tiny_config(tmp_path, total_steps=32, logger=QUIET, lore=OFF))
     assert read_stop(tmp_path) is None
+
+
+SILENT = """
+import sys
+from pathlib import Path
+from tiny_run import tiny_config
+from lore_torchrl.advisors.chat import ChatAdvisor
+from lore_torchrl.configs import CallsConfig, LoggerConfig, LoReConfig
+from lore_torchrl.dreamer.run import train
+
+folder, url, mode = sys.argv[1:]
+lore = LoReConfig(calls=CallsConfig(mode=mode))
+config = tiny_config(
+    Path(folder),
+    total_steps=100_000,
+    checkpoint_interval=50_000,
+    lore=lore,
+    logger=LoggerConfig(progress_bar=False),
+)
+train(config, advisor=ChatAdvisor("m", base_url=url, server="vllm", mode="json"))
+"""
+
+
+@pytest.fixture
+def silent_run(tmp_path):
+    """Starts a run that waits, or has asked and goes on, beside a server that never answers."""
+    pytest.importorskip("httpx")
+    from fault_server import FaultServer
+
+    started = []
+
+    def start(mode: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", SILENT, str(tmp_path), server.url, mode]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
+        started.append(process)
+        deadline = time.monotonic() + 60
+        while not server.total and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert server.total, "it has asked"
+        return process
+
+    with FaultServer(random_of=("stall",)) as server:
+        yield start
+        for process in started:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+def test_a_silent_server_does_not_hold_up_the_stop(tmp_path, silent_run, mode):
+    process = silent_run(mode)
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(20) == 0
+    # 5 seconds on a free machine.
+    assert time.monotonic() - began < 10
+    assert read_stop(tmp_path)["reason"] == "SIGTERM"
+    assert find_checkpoint(tmp_path).is_dir()
+
+
+def test_a_second_signal_ends_it_at_once(silent_run):
+    process = silent_run("blocking")
+    process.terminate()
+    time.sleep(0.05)
+    began = time.monotonic()
+    process.terminate()
+    process.wait(5)
+    assert time.monotonic() - began < 2
+
+
+RESOLVING = """
+import asyncio, socket, time
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.service import AdviceService, CallBudget
+
+socket.getaddrinfo = lambda *args, **kwargs: time.sleep(60)
+
+class Resolving:
+    async def advise(self, requests):
+        await asyncio.get_running_loop().getaddrinfo("host.invalid", 80)
+
+service = AdviceService(Resolving(), budget=CallBudget(1), timeout_s=0.1)
+service.ask([AdviceRequest("a door", ("wait", "open"), "door")])
+service.close()
+"""
+
+
+def test_a_slow_name_server_does_not_hold_up_the_exit():
+    subprocess.run([sys.executable, "-c", RESOLVING], check=True, timeout=30)

@@ -67,14 +67,53 @@ def test_state_survives_json(make):
     budget = make()
     budget.spend(4)
     budget.settle(Usage(prompt_tokens=3, cost=0.5))
+    budget.refund(sent=True)
     restored = CallBudget(10)
     restored.load_state_dict(json.loads(json.dumps(budget.state_dict())))
-    assert restored.state_dict() == budget.state_dict()
+    assert restored.state_dict() == budget.state_dict() | {"run": None}
+    assert (restored.spent, restored.own_calls) == (3, 3)
     restored.load_state_dict({"spent": 5})  # of a release without tokens
     assert (restored.spent, restored.tokens) == (5, 0)
 
 
-def test_the_store_is_the_truth_and_never_refunds(tmp_path):
+def test_calls_that_were_never_sent_are_given_back_without_limit(make):
+    budget = make(2)
+    for _ in range(5):
+        assert budget.spend_up_to(9) == 2
+        assert budget.refund(2) == 2
+    assert budget.remaining == 2
+
+
+def test_calls_that_failed_before_a_byte_was_taken_are_given_back_up_to_the_total(make):
+    budget = make(3)
+    given_back = []
+    for _ in range(5):
+        budget.spend()
+        given_back.append(budget.refund(sent=True))
+    assert given_back == [1, 1, 1, 0, 0]
+    assert (budget.spent, budget.own_calls) == (2, 2)
+    with pytest.raises(ValueError, match="n=-1"):
+        budget.refund(-1)
+
+
+def test_a_run_finds_its_calls_again_beside_those_of_another(tmp_path):
+    store = AdviceStore(tmp_path / "advice.sqlite")
+    killed, other = CallBudget(50, store=store), CallBudget(50, store=store)
+    killed.spend(25)
+    other.spend(7)
+    checkpoint = killed.state_dict()
+    killed.spend(15)
+    resumed = CallBudget(50, store=AdviceStore(store.path))
+    resumed.load_state_dict(json.loads(json.dumps(checkpoint)))
+    assert (resumed.own_calls, resumed.spent) == (40, 47)
+    resumed.spend()
+    assert (resumed.own_calls, other.own_calls) == (41, 7)
+    elsewhere = CallBudget(50, store=AdviceStore(tmp_path / "lost.sqlite"))
+    elsewhere.load_state_dict(checkpoint)
+    assert elsewhere.own_calls == 25
+
+
+def test_the_store_is_the_truth_and_a_checkpoint_gives_nothing_back(tmp_path):
     store = AdviceStore(tmp_path / "advice.sqlite")
     budget = CallBudget(10, store=store)
     budget.spend(3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lore_torchrl.service import Backoff, FailureBackoff, RateLimit
+from lore_torchrl.service import Backoff, OutagePause, RateLimit
 
 
 def travelled(part):
@@ -34,27 +34,57 @@ def test_a_smaller_rate_after_a_resume_is_kept():
     assert smaller.left == 0
 
 
-def test_failures_double_the_pause_up_to_its_maximum():
-    backoff = FailureBackoff(base_steps=3, max_steps=20)
-    pauses = []
-    for _ in range(5):
-        backoff.observe(ok=False)
-        pauses.append(backoff.left)
-        backoff.advance(backoff.left)
-    assert pauses == [3, 6, 12, 20, 20]
-    backoff.observe(ok=True)
-    backoff.observe(ok=False)
-    assert backoff.left == 3
+def fail(pause, **how):
+    """One call that fails, as soon as one may be made; return the pause after it."""
+    pause.advance(pause.left)
+    pause.begin_call()
+    pause.observe(ok=False, **how)
+    return pause.left
+
+
+def test_pauses_of_an_outage_double_up_to_their_maximum():
+    pause = OutagePause(base_steps=3, max_free_steps=10, max_steps=20)
+    assert [fail(pause) for _ in range(5)] == [3, 6, 12, 20, 20]
+    pause.observe(ok=True)
+    assert not pause.out and fail(pause) == 3
+
+
+def test_pauses_after_calls_that_cost_nothing_stay_shorter():
+    pause = OutagePause(base_steps=3, max_free_steps=10, max_steps=20)
+    assert [fail(pause, free=True) for _ in range(4)] == [3, 6, 10, 10]
+    assert [fail(pause) for _ in range(3)] == [10, 20, 20]
 
 
 def test_failures_of_calls_in_flight_together_count_once():
-    backoff = FailureBackoff(base_steps=4)
+    pause = OutagePause(base_steps=4)
     for _ in range(8):
-        backoff.observe(ok=False)
-    assert backoff.left == 4
-    backoff.advance(3)
-    backoff.observe(ok=False)
-    assert backoff.left == 1
+        pause.observe(ok=False)
+    assert pause.left == 4
+    pause.advance(3)
+    pause.observe(ok=False)
+    assert pause.left == 1
+
+
+def test_single_unreadable_answers_pause_nothing_and_three_in_a_row_do():
+    pause = OutagePause(base_steps=4)
+    for _ in range(4):
+        assert [fail(pause, lasting=False) for _ in range(2)] == [0, 0]
+        pause.observe(ok=True)
+    assert [fail(pause, lasting=False) for _ in range(5)] == [0, 0, 4, 8, 16]
+
+
+def test_an_unreadable_answer_to_the_probing_call_ends_the_outage():
+    pause = OutagePause(base_steps=4)
+    assert fail(pause) == 4
+    assert fail(pause, lasting=False) == 0 and not pause.out
+
+
+def test_the_next_pause_begins_with_the_probing_call_which_may_never_end():
+    pause = OutagePause(base_steps=4)
+    fail(pause)
+    pause.advance(4)
+    pause.begin_call()
+    assert pause.left == 8 and not pause.ready
 
 
 def test_the_factor_doubles_without_uplift_and_halves_with_it():
@@ -91,16 +121,17 @@ def test_nothing_is_judged_before_both_kinds_are_known():
 )
 def test_resumed_pauses_go_on_the_same(run, cut):
     def fresh():
-        return RateLimit(3, 7), FailureBackoff(2, 16), Backoff(window_episodes=2, max_factor=8)
+        return RateLimit(3, 7), OutagePause(2, 8, 16), Backoff(window_episodes=2, max_factor=8)
 
     def play(parts, ret, flag, steps):
-        rate, failures, backoff = parts
+        rate, outage, backoff = parts
         rate.take(min(rate.left, steps))
-        failures.observe(ok=flag)
+        outage.begin_call()
+        outage.observe(ok=flag, lasting=ret > 0, free=ret > 0.5)
         backoff.observe(ret, advised=flag)
-        for part in (rate, failures):
+        for part in (rate, outage):
             part.advance(steps)
-        return rate.left, failures.left, backoff.factor
+        return rate.left, outage.left, backoff.factor
 
     parts = resumed = fresh()
     for n, seen in enumerate(run):
@@ -118,8 +149,9 @@ def test_resumed_pauses_go_on_the_same(run, cut):
     [
         (lambda: RateLimit(0, 10), "calls=0, per_steps=10"),
         (lambda: RateLimit(1, 0), "per_steps=0"),
-        (lambda: FailureBackoff(0), "base_steps=0"),
-        (lambda: FailureBackoff(8, 4), "base_steps=8, max_steps=4"),
+        (lambda: OutagePause(0), "base_steps=0"),
+        (lambda: OutagePause(8, 4), "base_steps=8, max_free_steps=4"),
+        (lambda: OutagePause(8, 16, 12), "max_free_steps=16, max_steps=12"),
         (lambda: Backoff(margin=math.nan), "got nan"),
         (lambda: Backoff(window_episodes=0), "got 0"),
         (lambda: Backoff(max_factor=12), "power of 2, got 12"),

@@ -121,6 +121,7 @@ def test_no_call_without_budget():
         "budget_left": 0.0,
         "cooldown_left": 0.0,
         "last_call_step": float(ROWS),
+        "outage_pause_left": 0.0,
     }
 
 

@@ -15,9 +15,9 @@ from lore_torchrl.service import (
     CallBudget,
     CallPolicy,
     Cooldown,
-    FailureBackoff,
     MacroBoundaries,
     Novelty,
+    OutagePause,
     Plateau,
     RateLimit,
     TDErrorSpike,
@@ -83,17 +83,27 @@ def test_the_rate_is_kept():
     assert policy.stats()["rate_left"] == 0
 
 
-def test_a_dead_adviser_is_asked_ever_more_seldom():
-    policy = make_policy(failures=FailureBackoff(base_steps=ROWS, max_steps=8 * ROWS))
+def test_a_dead_advisor_is_asked_ever_more_seldom():
+    outage = OutagePause(base_steps=ROWS, max_free_steps=ROWS, max_steps=8 * ROWS)
+    policy = make_policy(outage=outage)
     asked = []
     for t in range(40):
-        for row in step(policy):
+        for _ in step(policy):
             asked.append(t)
-            policy.observe_result(row, ok=False)
+            policy.observe_result(ok=False)
     assert asked == [0, 1, 3, 7, 15, 23, 31, 39]
-    assert policy.stats()["failure_pause_left"] == 8 * ROWS
-    policy.observe_result(0, ok=True)
+    assert policy.stats()["outage_pause_left"] == 8 * ROWS
+    policy.observe_result(ok=True)
     assert step(policy)
+
+
+def test_what_tries_an_advisor_again_is_a_single_call():
+    policy = make_policy(outage=OutagePause(base_steps=ROWS), calls_per_step=ROWS)
+    assert len(step(policy)) == ROWS
+    policy.observe_result(ok=False)
+    assert [len(step(policy)) for _ in range(3)] == [1, 0, 1]
+    policy.observe_result(ok=True)
+    assert len(step(policy)) == ROWS
 
 
 def test_advice_without_uplift_is_bought_ever_more_seldom():
@@ -110,10 +120,11 @@ def test_advice_without_uplift_is_bought_ever_more_seldom():
 
 def test_switched_off_parts_leave_no_trace():
     policy = make_policy()
-    policy.observe_result(0, ok=False)
     policy.observe_episode(0, 1.0, advised=True)
-    assert set(policy.state_dict()) == {"cooldown", "boundaries", "turn", "step", "last_call_step"}
-    assert set(policy.stats()) == {"calls", "budget_left", "cooldown_left", "last_call_step"}
+    always = {"cooldown", "boundaries", "outage"}
+    assert set(policy.state_dict()) == always | {"turn", "step", "last_call_step"}
+    left = {"budget_left", "cooldown_left", "outage_pause_left"}
+    assert set(policy.stats()) == left | {"calls", "last_call_step"}
 
 
 def test_an_older_state_leaves_new_parts_fresh():
@@ -149,7 +160,7 @@ def everything(total, *, pause, after_success, rate, calls_per_step, always, min
         calls_per_step=calls_per_step,
         rate=RateLimit(*rate),
         backoff=Backoff(window_episodes=2, max_factor=4) if pause else None,
-        failures=FailureBackoff(base_steps=2, max_steps=16),
+        outage=OutagePause(base_steps=2, max_free_steps=8, max_steps=16),
         **({} if always else triggers),
     )
 
@@ -193,7 +204,7 @@ steps_of_a_run = st.lists(
 def play(policy, seen, good, episodes):
     chosen = step(policy, **seen)
     for row in chosen:
-        policy.observe_result(row, good[row])
+        policy.observe_result(ok=good[row])
     for ret, advised in episodes:
         policy.observe_episode(0, ret, advised)
     return chosen
@@ -210,7 +221,7 @@ def test_no_limit_is_ever_overrun(run, total, limits):
         if any(seen["successes"]):
             may_ask_at = max(may_ask_at, now + limits["after_success"])
         factor = 1 if policy.backoff is None else policy.backoff.factor
-        paused_until = now + max(0, policy.failures.left - (seen["rewards"] is not None) * ROWS)
+        paused_until = now + max(0, policy.outage.left - (seen["rewards"] is not None) * ROWS)
         chosen = play(policy, seen, good, episodes)
         calls += [now] * len(chosen)
         assert len(chosen) <= limits["calls_per_step"]

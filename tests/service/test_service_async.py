@@ -12,8 +12,7 @@ import pytest
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError
-from lore_torchrl.service import AdviceService, CallBudget, CallPolicy, desk
-from lore_torchrl.service.pauses import FailureBackoff
+from lore_torchrl.service import AdviceService, CallBudget, desk
 
 ACTIONS = ("left", "right")
 
@@ -181,13 +180,12 @@ def test_an_adviser_that_blocks_its_loop_is_given_up(monkeypatch):
 
 def test_what_is_given_up_pauses_the_calls(monkeypatch):
     monkeypatch.setattr(desk, "_GRACE_S", 0.05)
-    advisor, budget = Stuck(), CallBudget(10)
-    policy = CallPolicy(budget, failures=FailureBackoff(8))
-    service = AdviceService(advisor, budget=budget, policy=policy, mode="async", timeout_s=0.05)
+    advisor = Stuck()
+    service = make_service(advisor, timeout_s=0.05)
     service.submit([request("a")])
     time.sleep(0.2)
     service.take_late()
-    assert not policy.failures.ready and service.errors == {"timeout": 1}
+    assert not service.policy.outage.ready and service.errors == {"timeout": 1}
     advisor.let.set()
     service.close()
 

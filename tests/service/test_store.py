@@ -237,7 +237,7 @@ def test_an_older_schema_is_brought_up(path, monkeypatch):
     with AdviceStore(path) as store:
         assert CallBudget(5, store=store).spent == 2
         assert store.read("SELECT model FROM advice") == []
-        assert store.read("PRAGMA user_version") == [(2,)]
+        assert store.read("PRAGMA user_version") == [(len(newer),)]
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):

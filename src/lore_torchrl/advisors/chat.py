@@ -13,17 +13,17 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode
+from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.breaker import CircuitBreaker
 from lore_torchrl.advisors.errors import (
     AdviceError,
-    DeadlineError,
     MalformedError,
+    NotSentError,
+    Sending,
     StatusError,
     Usage,
 )
-from lore_torchrl.advisors.http import JSONClient
+from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES
 from lore_torchrl.advisors.parsing import Preference
 from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
@@ -34,9 +34,6 @@ _log = logging.getLogger(__name__)
 
 SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
-# After so many rounds of probing in which no mode worked, `auto` settles on JSON: each
-# round costs several paid calls.
-_MAX_PROBES = 3
 # Characters of an answer that are kept for people to read.
 _LONGEST_RAW = 1 << 15
 
@@ -51,7 +48,9 @@ class ChatAdvisor:
     some servers take fields that they do not know and ignore them. What was chosen is
     logged and stands in :attr:`chosen_mode`. The answer that decided is used, so probing
     costs only the attempts that came to nothing; they count in its usage. A server that
-    cannot be reached decides nothing.
+    cannot be reached decides nothing. Where no mode works, later questions are asked in
+    ``json``, and all modes are tried again after 8 questions, then 16, up to 512, or as soon
+    as one is answered.
 
     A question may take several HTTP requests: retries, votes, probing. They share one
     deadline. :attr:`requests_sent` counts them all.
@@ -77,16 +76,12 @@ class ChatAdvisor:
         prompt_price: Price of a million tokens read. Default: ``0.0``.
         completion_price: Price of a million tokens written. Default: ``0.0``.
         deadline_s: Total time of a question in seconds. Keep it below the service's own
-            limit, or the circuit breaker learns nothing of a stalling server.
-            Default: ``20.0``.
+            limit, so that the error says what happened. Default: ``20.0``.
         retries: See :class:`~lore_torchrl.advisors.http.JSONClient`. Default: ``2``.
         backoff_s: First and longest wait between attempts. Default: ``(0.5, 8.0)``.
         max_response_bytes: Largest body, after decompression. Default: 1 MiB.
         max_concurrency: Requests on the wire at once. Default: ``8``.
         requests_per_minute: Limit on requests; ``None`` for none. Default: ``None``.
-        breaker_failures: Failures in a row after which the server is left alone.
-            Default: ``5``.
-        breaker_reset_s: Seconds that it is left alone. Default: ``30.0``.
         send_image: Whether a request's image is sent beside the text. Default: ``False``.
         extra_body: Fields added to each chat request's body, such as
             ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
@@ -129,8 +124,6 @@ class ChatAdvisor:
         max_response_bytes: int = 1 << 20,
         max_concurrency: int = 8,
         requests_per_minute: float | None = None,
-        breaker_failures: int = 5,
-        breaker_reset_s: float = 30.0,
         send_image: bool = False,
         extra_body: Mapping[str, Any] | None = None,
         transport: Any = None,
@@ -175,7 +168,6 @@ class ChatAdvisor:
             max_response_bytes=max_response_bytes,
             max_concurrency=max_concurrency,
             requests_per_minute=requests_per_minute,
-            breaker=CircuitBreaker(failures=breaker_failures, reset_s=breaker_reset_s),
             transport=transport,
         )
         names = tuple(MODES) if mode == "auto" else (mode,)
@@ -183,7 +175,7 @@ class ChatAdvisor:
         self._modes: dict[str, Mode] = {
             name: MODES[name](self.settings, template) for name, template in self._templates.items()
         }
-        self._probes = 0
+        self._schedule = ProbeSchedule()
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         _log.info("Asking %s, mode %s, prompt %s", self, mode, self.prompt_hash[:12])
 
@@ -237,7 +229,8 @@ class ChatAdvisor:
         meter = _Meter(self, asyncio.get_running_loop().time() + self.deadline_s)
         try:
             preference, raw = await self._ask(request, meter)
-        except AdviceError as error:
+        except AdviceError as failure:
+            error = after_reaching(failure) if meter.reached else failure
             error.usage = meter.usage
             # An error that is kept must not keep the frames, with images and bodies in them.
             return error.with_traceback(None)
@@ -251,13 +244,15 @@ class ChatAdvisor:
                 async with asyncio.timeout_at(meter.until):
                     await self._lock().acquire()
             except TimeoutError:
-                raise DeadlineError("No answer within the deadline: still probing.") from None
+                raise NotSentError("No answer within the deadline: still probing.") from None
             try:
-                if self.chosen_mode is None:
+                if self.chosen_mode is None and self._schedule.due():
                     return await self._probe(request, meter)
             finally:
                 self._lock().release()
-        return await self._modes[self.chosen_mode].ask(meter, request)
+        answer = await self._modes[self.chosen_mode or "json"].ask(meter, request)
+        self._schedule.answered()
+        return answer
 
     def _lock(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
@@ -281,12 +276,11 @@ class ChatAdvisor:
                 self.chosen_mode = name
                 _log.info("%s answers in mode %s; %s", self, name, _reasons(failed))
                 return answer
-        self._probes += 1
-        if self._probes >= _MAX_PROBES and any(
-            isinstance(error, MalformedError) for error in failed.values()
-        ):
-            self.chosen_mode = "json"
-            _log.warning("%s answers in no mode; staying with json. %s", self, _reasons(failed))
+        self._schedule.failed()
+        _log.warning(
+            "%s answers in no mode: asking in json, and in all again after %d questions. %s",
+            *(self, self._schedule.interval, _reasons(failed)),
+        )
         raise failed["json"]
 
     def _usage(self, data: Mapping[str, Any]) -> Usage:
@@ -306,9 +300,15 @@ class _Meter:
         self.advisor = advisor
         self.until = until
         self.usage = Usage()
+        self.reached = False
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        reply = await self.advisor.client.post(path, body, until=self.until)
+        try:
+            reply = await self.advisor.client.post(path, body, until=self.until)
+        except AdviceError as error:
+            self.reached = self.reached or error.sending is Sending.DONE
+            raise
+        self.reached = True
         self.usage += self.advisor._usage(reply.data)
         return reply.data
 

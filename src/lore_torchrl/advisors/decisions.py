@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Post
+from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Forms, Post
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.errors import (
     EmptyAnswerError,
     MalformedError,
     NotFiniteError,
-    StatusError,
 )
 from lore_torchrl.advisors.parsing import Preference, logits_of, max_probability
 from lore_torchrl.advisors.prompting import PromptTemplate
-from lore_torchrl.advisors.wire import data_url, validated
+from lore_torchrl.advisors.redaction import shown
+from lore_torchrl.advisors.wire import Bounded, data_url, first, validated
 
 _Probability = Annotated[float, Field(strict=True, allow_inf_nan=True)]
 
@@ -35,11 +35,11 @@ class _Decided(BaseModel):
 
     type: str = "choice"
     confidence: _Probability | None = None
-    probabilities: list[_Weighted] | dict[str, _Probability] | None = None
+    probabilities: Annotated[list[_Weighted] | dict[str, _Probability] | None, Bounded] = None
 
 
 class _Decisions(BaseModel):
-    answers: list[_Decided] | dict[str, _Decided]
+    answers: Annotated[list[_Decided] | dict[str, _Decided], first(1)]
 
 
 @dataclass
@@ -64,29 +64,22 @@ class DecisionsMode:
 
     settings: ChatSettings
     template: PromptTemplate
-    _paths: list[str] = field(default_factory=list)
+    _paths: Forms = field(init=False)
 
     def __post_init__(self) -> None:
-        self._paths = ["/decisions", "/systemone"]
+        paths = ["/decisions", "/systemone"]
         if self.settings.server in ("llamacpp", "ollama"):
-            self._paths.reverse()
+            paths.reverse()
+        self._paths = Forms(paths, UNSUPPORTED)
 
     async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
         """Ask, at the second path where the first is not served."""
-        for path in tuple(self._paths):
+
+        async def send(path: str) -> dict[str, Any]:
             form = self._decisions_form if path == "/decisions" else self._systemone_form
-            body = {"model": self.settings.model, **form(request)}
-            try:
-                data = await post(path, body)
-            except StatusError as error:
-                if error.status not in UNSUPPORTED:
-                    raise
-                refusal = error
-                continue
-            preference = _read_decision(data, request.actions)
-            self._paths = [path]
-            return preference, json.dumps(data.get("answers"))
-        raise refusal
+            return await post(path, {"model": self.settings.model, **form(request)})
+
+        return _read_decision(await self._paths.ask(send), request.actions)
 
     def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
         text = str(self.template.render(request))
@@ -124,8 +117,8 @@ class DecisionsMode:
         return form
 
 
-def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Preference:
-    answers = validated(_Decisions, data).answers
+def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> tuple[Preference, str]:
+    answers = validated(_Decisions, data, most=len(actions)).answers
     answer = next(iter(answers.values() if isinstance(answers, dict) else answers), None)
     if answer is None:
         raise EmptyAnswerError("The server sent no answers.")
@@ -138,11 +131,12 @@ def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Preferenc
     else:
         found = {str(entry.value): entry.probability for entry in answer.probabilities}
     if set(found) != set(actions):
-        raise MalformedError(f"Probabilities of {sorted(found)[:5]} where others were asked for.")
+        names = shown(", ".join(sorted(found)), 60)
+        raise MalformedError(f"Probabilities of '{names}' where others were asked for.")
     logits = logits_of([found[action] for action in actions])
     confidence = max_probability(logits) if answer.confidence is None else answer.confidence
     if not math.isfinite(confidence):
         raise NotFiniteError("confidence must be a finite number.")
     if not 0.0 <= confidence <= 1.0:
         raise MalformedError(f"confidence must lie in [0, 1], got {confidence:g}.")
-    return Preference(logits, confidence)
+    return Preference(logits, confidence), json.dumps(found)

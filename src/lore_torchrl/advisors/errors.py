@@ -7,17 +7,19 @@
     |   +-- NotFiniteError      "not_finite"       NaN or infinity among its numbers
     |   +-- EmptyAnswerError    "empty"            no choices, no text
     |   +-- NotJSONError        "not_json"         HTML, truncated or wrong JSON
-    |   +-- TooLargeError       "too_large"        more bytes than the cap
+    |   +-- TooLargeError       "too_large"        more bytes or values than the cap
     +-- TransportError          "transport"        no answer came
     |   +-- DeadlineError       "timeout"          not within the total deadline
-    |   +-- ConnectionLostError "connection"       refused, reset, cut off
+    |   |   +-- NotSentError    "not_sent"         its turn did not come within the deadline
+    |   +-- ConnectionLostError "connection"       reset, cut off
+    |       +-- UnreachableError "unreachable"     no connection came about
     +-- StatusError             "status_<code>"    the server refused, with this status
     |   +-- RateLimitedError    "rate_limited"     429 that may pass
     |   +-- QuotaError          "quota"            429 or 402 that will not pass
     |   +-- AuthenticationError "authentication"   401 or 403
-    +-- CircuitOpenError        "circuit_open"     not asked: the adviser failed too often
     +-- NotRecordedError        "not_recorded"     a recording holds no answer to this
     +-- PromptTooLongError      "prompt_too_long"  the question is longer than the model reads
+    +-- StoppedError            "stopped"          the run was stopped before the answer came
 
     FatalAdviceError                               not an AdviceError: it stops the run
 
@@ -28,6 +30,7 @@ with every character visible, without keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from lore_torchrl.advisors.redaction import shown
 
@@ -61,6 +64,17 @@ class Usage:
         )
 
 
+class Sending(Enum):
+    """How far a failed question got, which decides whether its call is given back."""
+
+    #: Nothing was tried: it waited in vain for its turn, or cannot be asked at all.
+    NEVER = "never"
+    #: No connection came about, so that no server took a byte.
+    TRIED = "tried"
+    #: A server may have worked on it.
+    DONE = "done"
+
+
 class AdviceError(ValueError):
     """An answer that cannot be used, or none.
 
@@ -69,9 +83,17 @@ class AdviceError(ValueError):
 
     Keyword Args:
         usage: What the failed request cost all the same. Default: nothing.
+
+    Attributes:
+        lasting: Whether the next question would likely fail as well, whatever it asks;
+            ``None`` where this failure says nothing of it.
+        sending: How far the question got. Both belong to the class, so that a recording of
+            the ``kind`` repeats them.
     """
 
     kind = "advice"
+    lasting: bool | None = False
+    sending = Sending.DONE
 
     def __init__(self, message: str = "", *, usage: Usage | None = None):
         super().__init__(shown(message, _LONGEST))
@@ -103,7 +125,7 @@ class NotJSONError(MalformedError):
 
 
 class TooLargeError(MalformedError):
-    """An answer with more bytes than the cap."""
+    """An answer with more bytes or values than the cap."""
 
     kind = "too_large"
 
@@ -112,6 +134,7 @@ class TransportError(AdviceError):
     """No answer came."""
 
     kind = "transport"
+    lasting = True
 
 
 class DeadlineError(TransportError):
@@ -120,10 +143,25 @@ class DeadlineError(TransportError):
     kind = "timeout"
 
 
+class NotSentError(DeadlineError):
+    """The deadline passed while the request waited for its turn: no fault of the server."""
+
+    kind = "not_sent"
+    lasting = None
+    sending = Sending.NEVER
+
+
 class ConnectionLostError(TransportError):
-    """The connection was refused, reset or cut off."""
+    """The connection was reset or cut off."""
 
     kind = "connection"
+
+
+class UnreachableError(ConnectionLostError):
+    """No connection came about: refused, no such host, or none within the deadline."""
+
+    kind = "unreachable"
+    sending = Sending.TRIED
 
 
 class StatusError(AdviceError):
@@ -141,6 +179,8 @@ class StatusError(AdviceError):
         self.retry_after_s: float | None = None
         if type(self) is StatusError:
             self.kind = f"status_{status}"
+            # 501 is what llama.cpp says of an endpoint that its model cannot serve.
+            self.lasting = status >= 500 and status != 501
 
     def __reduce__(self) -> tuple:
         # The default would take the message for the status.
@@ -151,36 +191,43 @@ class RateLimitedError(StatusError):
     """Too many requests; waiting may help."""
 
     kind = "rate_limited"
+    lasting = True
 
 
 class QuotaError(StatusError):
     """The account's quota is used up; waiting does not help."""
 
     kind = "quota"
+    lasting = True
 
 
 class AuthenticationError(StatusError):
     """The key is missing, wrong or not allowed."""
 
     kind = "authentication"
-
-
-class CircuitOpenError(AdviceError):
-    """Not asked: the adviser has failed too often of late."""
-
-    kind = "circuit_open"
+    lasting = True
 
 
 class NotRecordedError(AdviceError):
     """A recording holds no answer to this request."""
 
     kind = "not_recorded"
+    lasting = None
 
 
 class PromptTooLongError(AdviceError):
     """The question is longer than the model reads."""
 
     kind = "prompt_too_long"
+    lasting = None
+    sending = Sending.NEVER
+
+
+class StoppedError(AdviceError):
+    """The run was stopped before the answer came."""
+
+    kind = "stopped"
+    lasting = None
 
 
 class FatalAdviceError(RuntimeError):

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from lore_torchrl.advisors.breaker import CircuitBreaker
 from lore_torchrl.advisors.errors import (
     AdviceError,
-    AuthenticationError,
     ConnectionLostError,
     DeadlineError,
     MalformedError,
+    NotSentError,
     RateLimitedError,
+    Sending,
     StatusError,
     TransportError,
+    UnreachableError,
 )
 from lore_torchrl.advisors.replies import BoundedBody, parse_object, retry_after, status_error
 from lore_torchrl.advisors.secret import Secret
@@ -66,8 +67,9 @@ class JSONClient:
     after ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off that
     doubles and is jittered. It is not retried where waiting cannot help: on a used-up
     quota (402, or 429 with such a code), and where the wait would end after the deadline.
-    The deadline covers everything: waiting for a free place, for the rate limit and
-    between attempts, connecting, and reading the body to its end.
+    While a server cannot be reached, each request tries once. The deadline covers
+    everything: waiting for a free place, for the rate limit and between attempts,
+    connecting, and reading the body to its end.
 
     The connection pool is made at the first request and belongs to that event loop. In
     another loop, as when :class:`~lore_torchrl.service.AdviceService` abandons a stuck one,
@@ -84,8 +86,6 @@ class JSONClient:
         max_concurrency: Requests on the wire at once. Default: ``8``.
         requests_per_minute: Limit on attempts, as a bucket that holds a minute's worth;
             ``None`` for none. Default: ``None``.
-        breaker: Circuit breaker, which counts requests that failed in all attempts;
-            ``None`` makes one of five failures and 30 seconds.
         trust_env: Whether ``HTTP_PROXY`` and its like count. Default: ``True``.
         transport: An ``httpx.AsyncBaseTransport`` to use instead of the network.
         rng: Source of the jitter. Default: one of its own, since clients that share a seed
@@ -112,7 +112,6 @@ class JSONClient:
         max_response_bytes: int = 1 << 20,
         max_concurrency: int = 8,
         requests_per_minute: float | None = None,
-        breaker: CircuitBreaker | None = None,
         trust_env: bool = True,
         transport: Any = None,
         rng: random.Random | None = None,
@@ -141,9 +140,9 @@ class JSONClient:
         self.max_response_bytes = max_response_bytes
         self.max_concurrency = max_concurrency
         self.requests_per_minute = requests_per_minute
-        self.breaker = breaker or CircuitBreaker()
         self.trust_env = trust_env
         self.sent = 0
+        self._away = False
         self._transport = transport
         self._random = rng or random.Random()
         self._pool: _Pool | None = None
@@ -175,19 +174,8 @@ class JSONClient:
         until = started + self.deadline_s if until is None else until
         content = json.dumps(body, allow_nan=False).encode()
         pool = self._current_pool(loop)
-        # Once for all attempts: several requests that meet one hiccup are no dead server.
-        self.breaker.admit()
-        try:
-            outcome, attempts = await self._insist(pool, path, content, until)
-        except BaseException:
-            self.breaker.undecided()
-            raise
-        if isinstance(outcome, _NeverSent) and attempts == 1:
-            self.breaker.undecided()
-        elif _is_servers_fault(outcome):
-            self.breaker.failure()
-        else:
-            self.breaker.success()
+        outcome, attempts = await self._insist(pool, path, content, until)
+        self._away = isinstance(outcome, UnreachableError)
         if isinstance(outcome, AdviceError):
             raise outcome
         return Reply(outcome, loop.time() - started, attempts)
@@ -196,15 +184,19 @@ class JSONClient:
         self, pool: _Pool, path: str, content: bytes, until: float
     ) -> tuple[dict[str, Any] | AdviceError, int]:
         """Send until it is answered or no further attempt is due; return how it ended."""
+        reached = False
         for attempt in range(1, self.retries + 2):
             outcome = await self._attempt(pool, path, content, until)
             if not isinstance(outcome, AdviceError):
                 break
+            reached = reached or outcome.sending is Sending.DONE
             wait = self._wait(outcome, attempt)
             if wait is None or pool.loop.time() + wait >= until:
                 break
             _log.debug("Attempt %d at %s failed (%s), next in %.2f s", attempt, path, outcome, wait)
             await asyncio.sleep(wait)
+        if reached and isinstance(outcome, AdviceError):
+            outcome = after_reaching(outcome)
         return outcome, attempt
 
     async def _attempt(
@@ -216,32 +208,39 @@ class JSONClient:
         the request, and with it the key, and would hang on as context.
         """
         httpx = _import_httpx()
-        sent = False
+        progress = _Progress()
         try:
             async with asyncio.timeout_at(until):
                 async with pool.places:
                     if pool.limiter is not None:
                         await pool.limiter.acquire()
                     self.sent += 1
-                    sent = True
-                    outcome = await self._exchange(pool.client, path, content)
+                    progress.started = True
+                    outcome = await self._exchange(pool.client, path, content, progress)
         except TimeoutError:
-            if sent:
-                outcome = DeadlineError("No answer within the deadline.")
+            if not progress.started:
+                outcome = NotSentError("Rate limit or max_concurrency kept it past the deadline.")
+            elif progress.connecting:
+                outcome = UnreachableError("No connection within the deadline.")
             else:
-                outcome = _NeverSent("The rate limit or max_concurrency kept it past the deadline.")
+                outcome = DeadlineError("No answer within the deadline.")
         except httpx.DecodingError as err:
             outcome = MalformedError(f"The body cannot be decoded: {err}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
-            outcome = ConnectionLostError(f"{type(err).__name__}: {err}")
+            unreachable = isinstance(err, httpx.ConnectError)
+            kind = UnreachableError if unreachable else ConnectionLostError
+            outcome = kind(f"{type(err).__name__}: {err}")
         return outcome
 
     async def _exchange(
-        self, client: Any, path: str, content: bytes
+        self, client: Any, path: str, content: bytes, progress: _Progress
     ) -> dict[str, Any] | AdviceError:
         body = BoundedBody(self.max_response_bytes)
-        async with client.stream("POST", self.base_url + path, content=content) as response:
+        async with client.stream(
+            "POST", self.base_url + path, content=content, extensions={"trace": progress}
+        ) as response:
             status, headers = response.status_code, response.headers
+            succeeded = 200 <= status < 300
             body.start(headers.get("content-encoding", ""))
             # Raw, since httpx would inflate a whole chunk, a thousandfold, before we see it.
             async for chunk in response.aiter_raw():
@@ -249,15 +248,15 @@ class JSONClient:
                     break
         if body.error is not None:
             # The status of a refusal tells more than that its page was long.
-            return body.error if status == 200 else StatusError(status, f"Status {status}.")
+            return body.error if succeeded else StatusError(status, f"Status {status}.")
         text = body.text()
-        if status != 200:
+        if not succeeded:
             return status_error(status, text, retry_after(headers, time.time()))
         return parse_object(text)
 
     def _wait(self, error: AdviceError, attempt: int) -> float | None:
         """Return the seconds before the next attempt, ``None`` for no such."""
-        if attempt > self.retries or isinstance(error, DeadlineError):
+        if attempt > self.retries or self._away or isinstance(error, DeadlineError):
             return None
         if isinstance(error, StatusError):
             transient = isinstance(error, RateLimitedError) or (
@@ -276,9 +275,6 @@ class JSONClient:
 
     def _current_pool(self, loop: asyncio.AbstractEventLoop) -> _Pool:
         if self._pool is None or self._pool.loop is not loop:
-            if self._pool is not None:
-                # Its calls died with their loop, undecided.
-                self.breaker.reset()
             self._pool = _Pool(self, loop)
         return self._pool
 
@@ -289,8 +285,26 @@ class JSONClient:
             await pool.client.aclose()
 
 
-class _NeverSent(DeadlineError):
-    """The deadline passed while a request waited for its turn: no fault of the server."""
+def after_reaching(error: AdviceError) -> AdviceError:
+    """Return the error of a question of which an earlier request had reached the server."""
+    if error.sending is Sending.DONE:
+        return error
+    kind = ConnectionLostError if isinstance(error, UnreachableError) else DeadlineError
+    return kind(str(error), usage=error.usage)
+
+
+class _Progress:
+    """How far one attempt got, told by httpx's transport as its ``trace`` extension."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.connecting = False
+
+    async def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.started":
+            self.connecting = True
+        elif event.endswith("send_request_headers.started"):
+            self.connecting = False
 
 
 class _Pool:
@@ -327,17 +341,6 @@ def _import_limiter() -> Any:
             "requests_per_minute needs aiolimiter: pip install 'lore-torchrl[http]'."
         ) from err
     return AsyncLimiter
-
-
-def _is_servers_fault(outcome: dict[str, Any] | AdviceError) -> bool:
-    """Whether the next request would likely fail as well, whatever it asks."""
-    if isinstance(outcome, StatusError):
-        return (
-            isinstance(outcome, (RateLimitedError, AuthenticationError))
-            or outcome.kind == "quota"
-            or (outcome.status >= 500 and outcome.status != 501)
-        )
-    return isinstance(outcome, (TransportError, MalformedError))
 
 
 def _checked_url(base_url: str) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lore_torchrl.advisors.asking import ChatSettings, Post
+from lore_torchrl.advisors.asking import UNSUPPORTED_FIELD, ChatSettings, Forms, Post
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.decisions import DecisionsMode
-from lore_torchrl.advisors.errors import AdviceError, MalformedError, StatusError
+from lore_torchrl.advisors.errors import AdviceError, MalformedError
 from lore_torchrl.advisors.parsing import LABELS, Preference, logits_of, parse_answer
 from lore_torchrl.advisors.prompting import PromptTemplate
 from lore_torchrl.advisors.wire import Choice, data_url, read_choices, read_text
@@ -86,13 +86,12 @@ class LogprobsMode:
         positions = (choice.logprobs and choice.logprobs.content) or []
         if not positions:
             raise MalformedError("The server sent no logprobs, though they were asked for.")
-        top = positions[0].top_logprobs or positions[0].top_probs or []
         mass = dict.fromkeys(labels, 0.0)
-        for entry in top:
+        for token, probability in positions[0].top:
             # Tokenizers mark a space before a word in their own ways.
-            label = entry.token.strip(" \t\n\u2581\u0120")
+            label = token.strip(" \t\n\u2581\u0120")
             if label in mass:
-                mass[label] += entry.probability
+                mass[label] += probability
         total = sum(mass.values())
         if total < self.settings.min_label_mass:
             raise MalformedError(
@@ -113,39 +112,37 @@ class JSONMode:
 
     settings: ChatSettings
     template: PromptTemplate
-    _formats: list[str] = field(default_factory=lambda: ["json_schema", "json_object", "text"])
+    _formats: Forms = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._formats = Forms(("json_schema", "json_object", "text"), UNSUPPORTED_FIELD)
 
     async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
         """Ask, once more for each format refused."""
         body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
-        for name in tuple(self._formats):
-            asked = dict(body)
-            if name == "json_schema":
-                schema = _advice_schema(len(request.actions))
-                wanted = {"name": "advice", "strict": True, "schema": schema}
-                asked["response_format"] = {"type": name, name: wanted}
-            elif name == "json_object":
-                asked["response_format"] = {"type": name}
-            try:
-                data = await post("/chat/completions", asked | dict(self.settings.extra_body))
-            except StatusError as error:
-                if error.status not in (400, 422, 501) or name == "text":
-                    raise
-                refusal = error
-                continue
-            choice = read_choices(data)[0]
-            text = read_text(choice)
-            try:
-                preference = parse_answer(text, request.actions)
-            except MalformedError as error:
-                if choice.finish_reason == "length":
-                    raise type(error)(f"{error} It was cut off: raise max_tokens.") from None
-                raise
-            # Only an answer proves that the refusals were about the format.
-            if name in self._formats:
-                del self._formats[: self._formats.index(name)]
-            return preference, text
-        raise refusal
+        count = len(request.actions)
+
+        async def send(name: str) -> dict[str, Any]:
+            asked = body | _response_format(name, count) | dict(self.settings.extra_body)
+            return await post("/chat/completions", asked)
+
+        choice = read_choices(await self._formats.ask(send))[0]
+        text = read_text(choice)
+        try:
+            return parse_answer(text, request.actions), text
+        except MalformedError as error:
+            if choice.finish_reason == "length":
+                raise type(error)(f"{error} It was cut off: raise max_tokens.") from None
+            raise
+
+
+def _response_format(name: str, count: int) -> dict[str, Any]:
+    if name == "text":
+        return {}
+    wanted: dict[str, Any] = {"type": name}
+    if name == "json_schema":
+        wanted[name] = {"name": "advice", "strict": True, "schema": _advice_schema(count)}
+    return {"response_format": wanted}
 
 
 def _advice_schema(count: int) -> dict[str, Any]:
@@ -178,12 +175,16 @@ class VoteMode:
 
     The logits are the logarithms of the smoothed frequencies, the confidence the share of
     all votes, spoilt ones included, that the winner got. Asks for ``n`` answers at once,
-    and singly for those that do not come so.
+    and singly for those that do not come so, one before the others until one was answered.
     """
 
     settings: ChatSettings
     template: PromptTemplate
-    _at_once: bool = True
+    _forms: Forms = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
+        self._forms = Forms(names, UNSUPPORTED_FIELD)
 
     async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
         """Ask for all votes."""
@@ -192,18 +193,21 @@ class VoteMode:
         # Votes that cannot differ would say nothing.
         body.setdefault("temperature", 1.0)
         body |= dict(self.settings.extra_body)
+
+        async def send(form: str) -> dict[str, Any]:
+            wanted = {"n": votes} if form == "at_once" else {}
+            return await post("/chat/completions", body | wanted)
+
         choices: list[Choice] = []
-        if self._at_once and votes > 1:
-            try:
-                choices = read_choices(await post("/chat/completions", body | {"n": votes}))[:votes]
-            except StatusError as error:
-                if error.status not in (400, 422, 501):
-                    raise
-            self._at_once = len(choices) > 1
-        missing = votes - len(choices)
+        if not (self._forms.proven and self._forms.names == ["singly"]):
+            choices = read_choices(await self._forms.ask(send), votes)
+            if len(choices) == 1:
+                self._forms.names = ["singly"]
         singles = await asyncio.gather(
-            *(_settled(post("/chat/completions", body)) for _ in range(missing))
+            *(_settled(send("singly")) for _ in range(votes - len(choices)))
         )
+        if not choices:
+            self._forms.proven = not all(isinstance(single, AdviceError) for single in singles)
         errors = [single for single in singles if isinstance(single, AdviceError)]
         counts = [0] * len(request.actions)
         texts = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 try:
-    from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+    from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 except ImportError as err:
     raise ImportError(
         "Reading answers of language models needs pydantic: pip install 'lore-torchrl[http]'."
@@ -23,6 +23,7 @@ from lore_torchrl.advisors.errors import (
     NotJSONError,
 )
 from lore_torchrl.advisors.redaction import shown
+from lore_torchrl.advisors.wire import Bounded, validated
 
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # What an action has that got no probability at all: about e to the -9.
@@ -34,11 +35,18 @@ MAX_LOGIT = 1e4
 
 # Strict: true and "0.8" are no numbers. NaN passes here, to get an error of its own kind.
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=True)]
-_Values = list[_Number] | dict[str, _Number]
-_FENCE = re.compile(r"```[\w-]*\s*\n?(.*?)```", re.DOTALL)
-_THOUGHTS = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_LEAD_IN = re.compile(r"^(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s*", re.I)
+_Values = Annotated[list[_Number] | dict[str, _Number], Bounded]
+# The regular expression engine holds the GIL, so that no deadline ends it: each pattern
+# here takes time linear in the text.
+_THOUGHT_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_FENCE_LANGUAGE = re.compile(r"[\w-]*\s*")
+_LEAD_IN = re.compile(r"(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s*", re.I)
+_AROUND_NAMES = "*`\"'()[].:! \n\t"
+# Characters that an answer may have beside its thoughts.
+_LONGEST_ANSWER = 1 << 16
+# Objects and fences tried of one answer, and how often its characters are read for them.
 _MAX_CANDIDATES = 50
+_MAX_READS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +98,12 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
 
     each with or without ``confidence``; and, without JSON, a text that is one action's name
     or letter. Where no confidence is claimed it is the preference's largest probability.
-    An action that is only named gets the logit 3, the others 0. Text within ``<think>``
-    does not count.
+    An action that is only named gets the logit 3, the others 0.
+
+    Text within ``<think>`` or ``<thinking>`` does not count: neither that before a closing
+    tag whose opening one was in the prompt, nor that after one that is never closed. Of
+    the rest, the last 65,536 characters are read. The time is linear in the text's length,
+    whatever it holds.
 
     Args:
         text: The answer.
@@ -107,13 +119,15 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
         >>> parse_answer("B", ("left", "right")).logits
         (0.0, 3.0)
     """
-    text = _THOUGHTS.sub("", text).strip()
+    text = _without_thoughts(text).strip()[-_LONGEST_ANSWER:]
     if not text:
         raise EmptyAnswerError("The answer has no text.")
     named = find_action(text, actions)
     if named is not None:
         return _named(named, len(actions), None)
-    error: MalformedError = NotJSONError(f"No JSON in the answer, which begins {_start(text)!r}.")
+    error: MalformedError = NotJSONError(
+        f"No JSON in the answer, which begins '{shown(text, 60)}'."
+    )
     for value in _objects(text):
         try:
             return read_preference(value, actions)
@@ -126,12 +140,7 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
 
 def read_preference(value: Mapping[str, Any], actions: Sequence[str]) -> Preference:
     """Read a JSON object in one of the shapes that :func:`parse_answer` lists."""
-    try:
-        answer = _Answer.model_validate(value)
-    except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise MalformedError(f"{place}: {first['msg']}.") from None
+    answer = validated(_Answer, value, most=len(actions))
     prior = answer
     if answer.action_prior is not None and not answer.action_prior.says_nothing:
         prior = answer.action_prior
@@ -150,10 +159,10 @@ def read_preference(value: Mapping[str, Any], actions: Sequence[str]) -> Prefere
     elif prior.action is not None:
         index = find_action(prior.action, actions)
         if index is None:
-            raise MalformedError(f"No action is called {_start(str(prior.action))!r}.")
+            raise MalformedError(f"No action is called '{shown(str(prior.action), 60)}'.")
         return _named(index, len(actions), confidence)
     else:
-        raise MalformedError(f"None of the known fields among {_start(', '.join(value))!r}.")
+        raise MalformedError(f"None of the known fields among '{shown(', '.join(value), 60)}'.")
     return Preference(logits, max_probability(logits) if confidence is None else confidence)
 
 
@@ -185,19 +194,28 @@ def find_action(said: str | int, actions: Sequence[str]) -> int | None:
         >>> find_action("I would go right", ("left", "right")) is None
         True
     """
+    return _find(said, _by_name(actions), len(actions))
+
+
+def _find(said: str | int, by_name: Mapping[str, int], count: int) -> int | None:
     if isinstance(said, int):
-        return said if 0 <= said < len(actions) else None
-    word = said.strip().strip("*`\"'()[].:! \n\t")
-    word = _LEAD_IN.sub("", word)
-    word = word.strip("*`\"'()[].:! \n\t")
-    names = [_canonical(action) for action in actions]
-    if _canonical(word) in names:
-        return names.index(_canonical(word))
-    if len(word) == 1 and word.upper() in LABELS[: len(actions)]:
-        return LABELS.index(word.upper())
-    if word.isascii() and word.isdigit() and int(word[:9]) < len(actions):
-        return int(word)
-    return None
+        return said if 0 <= said < count else None
+    word = said.strip().strip(_AROUND_NAMES)
+    if lead_in := _LEAD_IN.match(word):
+        word = word[lead_in.end() :].strip(_AROUND_NAMES)
+    index = by_name.get(_canonical(word))
+    if index is None and len(word) == 1 and word.isascii():
+        index = LABELS[:count].find(word.upper())
+        index = None if index < 0 else index
+    # Longer digit strings are no index, and int() refuses them by the thousand.
+    if index is None and len(word) < 10 and word.isascii() and word.isdigit():
+        index = int(word) if int(word) < count else None
+    return index
+
+
+def _by_name(actions: Sequence[str]) -> dict[str, int]:
+    # Backwards, so that of equal names the first stays.
+    return {_canonical(action): index for index, action in reversed([*enumerate(actions)])}
 
 
 def _canonical(name: str) -> str:
@@ -217,15 +235,16 @@ def _in_order(
     missing: float | None = None,
 ) -> tuple[float, ...]:
     if isinstance(values, dict):
+        by_name = _by_name(actions)
         by_index: dict[int, float] = {}
         for key, value in values.items():
-            index = find_action(key, actions)
+            index = _find(key, by_name, len(actions))
             if index is None:
-                raise MalformedError(f"{name}: no action is called {_start(key)!r}.")
+                raise MalformedError(f"{name}: no action is called '{shown(key, 60)}'.")
             by_index[index] = value
         absent = [a for i, a in enumerate(actions) if i not in by_index]
         if absent and missing is None:
-            raise MalformedError(f"{name}: nothing for {_start(', '.join(absent))!r}.")
+            raise MalformedError(f"{name}: nothing for '{shown(', '.join(absent), 60)}'.")
         values = [by_index.get(i, missing) for i in range(len(actions))]
     if len(values) != len(actions):
         raise MalformedError(f"{name}: {len(values)} numbers for {len(actions)} actions.")
@@ -238,9 +257,23 @@ def _check_finite(values: Sequence[float], name: str) -> None:
         raise NotFiniteError(f"{name} must be finite numbers.")
 
 
+def _without_thoughts(text: str) -> str:
+    before, *rest = _THOUGHT_TAG.split(text)
+    slashes, texts = rest[::2], rest[1::2]
+    outside = [after for slash, after in zip(slashes, texts, strict=True) if slash]
+    # A chat template may have put the opening tag into the prompt.
+    if slashes[:1] != ["/"]:
+        outside.insert(0, before)
+    return "".join(outside)
+
+
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in a text, the likeliest to be the answer first."""
-    for candidate in (text, *_FENCE.findall(text)):
+    # Every second part stands in a fence; the last has no end.
+    fences = text.split("```")[1:-1:2]
+    for candidate in (text, *fences[:_MAX_CANDIDATES]):
+        if candidate is not text:
+            candidate = candidate[_FENCE_LANGUAGE.match(candidate).end() :]
         try:
             value = json.loads(candidate)
         except (ValueError, RecursionError):
@@ -251,18 +284,23 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
         raise MalformedError(f"The answer is a JSON {type(value).__name__}, not an object.")
     decoder = json.JSONDecoder()
     start = text.find("{")
+    characters = _MAX_READS * len(text)
     for _ in range(_MAX_CANDIDATES):
-        if start < 0:
+        if start < 0 or characters < 0:
             return
-        end = start + 1
+        value, end = None, start + 1
         try:
             value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value = None
+            read = end
+        except json.JSONDecodeError as err:
+            read = err.pos
+        except ValueError:
+            # Digits by the thousand, somewhere.
+            read = len(text)
+        except RecursionError:
+            # Brackets nested by the thousand: no answer begins so.
+            return
+        characters -= read - start
         if isinstance(value, dict):
             yield value
         start = text.find("{", end)
-
-
-def _start(text: str) -> str:
-    return shown(text, 60)

@@ -28,6 +28,9 @@ _QUOTA_CODES = frozenset(
         *("billing_hard_limit_reached", "billing_not_active", "access_terminated"),
     )
 )
+# Values that a body may hold, counted by its closing brackets and commas: far more than an
+# answer has, and few enough that their objects take milliseconds and a few megabytes.
+_MOST_VALUES = 1 << 15
 _ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
@@ -57,7 +60,7 @@ class BoundedBody:
         if encoding in ("", "identity"):
             return
         if encoding not in _ENCODINGS:
-            self.error = MalformedError(f"Cannot read the encoding {shown(encoding, 40)!r}.")
+            self.error = MalformedError(f"Cannot read the encoding '{shown(encoding, 40)}'.")
         else:
             self._inflate = zlib.decompressobj(_ENCODINGS[encoding])
 
@@ -82,20 +85,23 @@ class BoundedBody:
 
     def text(self) -> str:
         """Return the body as text; bytes that are none become a replacement mark."""
-        return b"".join(self._parts).decode("utf-8", errors="replace")
+        # Some servers begin with a byte order mark, which JSON does not allow.
+        return b"".join(self._parts).decode("utf-8-sig", errors="replace")
 
 
 def parse_object(text: str) -> dict[str, Any] | AdviceError:
-    """Return the JSON object that a body with status 200 holds, or what is wrong with it."""
+    """Return the JSON object that a body with status 2xx holds, or what is wrong with it."""
+    if _has_too_many_values(text):
+        return TooLargeError(f"The body has more than {_MOST_VALUES} values.")
     try:
         data = json.loads(text)
     # RecursionError: brackets nested by the thousand. ValueError: also digits by the thousand.
     except (ValueError, RecursionError):
-        return NotJSONError(f"The body is not JSON; it begins with {shown(text, 60)!r}.")
+        return NotJSONError(f"The body is not JSON; it begins with '{shown(text, 60)}'.")
     if not isinstance(data, dict):
         return MalformedError(f"The body must be a JSON object, got {type(data).__name__}.")
     if data.get("error"):
-        error = status_error(200, text, None)
+        error = _status_error(200, data, None)
         if isinstance(error, (QuotaError, RateLimitedError)):
             return error
         return MalformedError(str(error))
@@ -110,7 +116,20 @@ def status_error(status: int, text: str, retry_after_s: float | None) -> StatusE
         text: Body of the refusal.
         retry_after_s: Seconds after which the server wants to be asked again.
     """
-    message, codes = _refusal(text)
+    try:
+        data = "" if _has_too_many_values(text) else json.loads(text)
+    except (ValueError, RecursionError):
+        # A proxy's page: its words say nothing to whoever reads the log.
+        data = ""
+    return _status_error(status, data, retry_after_s)
+
+
+def _has_too_many_values(text: str) -> bool:
+    return sum(map(text.count, "]},")) > _MOST_VALUES
+
+
+def _status_error(status: int, data: Any, retry_after_s: float | None) -> StatusError:
+    message, codes = _refusal(data)
     message = f"Status {status}: {message}" if message else f"Status {status}."
     if status == 402 or codes & _QUOTA_CODES:
         return QuotaError(status, message)
@@ -124,19 +143,13 @@ def status_error(status: int, text: str, retry_after_s: float | None) -> StatusE
     return error
 
 
-def _refusal(text: str) -> tuple[str, set[str]]:
+def _refusal(data: Any) -> tuple[str, set[str]]:
     """Return the message and the codes in a refusal's body, in the shapes that servers use."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        # A proxy's page: its words say nothing to whoever reads the log.
-        return "", set()
     error = data.get("error", data) if isinstance(data, dict) else data
     if not isinstance(error, dict):
         return shown(str(error)), set()
     codes = {str(error[name]) for name in ("code", "type") if isinstance(error.get(name), str)}
-    message = error.get("message") or error.get("detail") or ""
-    return shown(str(message)), codes
+    return shown(str(error.get("message") or error.get("detail") or "")), codes
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -22,7 +22,6 @@ class CallsConfig:
     calls_per_step: int = 1
     cooldown: int = 0
     cooldown_after_success: int = 0
-    failure_pause: int | None = None
     backoff_episodes: int | None = None
     backoff_margin: float = 0.0
     min_beta: float = 0.05
@@ -65,7 +64,6 @@ class CallsConfig:
             "max_tokens",
             "max_cost",
             "rate_calls",
-            "failure_pause",
             "backoff_episodes",
             "no_reward_steps",
             "plateau_episodes",

@@ -36,8 +36,6 @@ class ChatAdvisorConfig:
     max_response_bytes: int = 1_048_576
     max_concurrency: int = 8
     requests_per_minute: float | None = None
-    breaker_failures: int = 5
-    breaker_reset_s: float = 30.0
     send_image: bool = False
     extra_body: dict[str, Any] = field(default_factory=dict)
 
@@ -49,10 +47,10 @@ class ChatAdvisorConfig:
         ):
             if value not in known:
                 raise ValueError(f"advisor.{name}={value!r} is impossible: choose from {known}.")
-        for name in ("deadline_s", "breaker_reset_s"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"advisor.{name}={value!r} is impossible: it must be positive.")
+        if not self.deadline_s > 0:
+            raise ValueError(
+                f"advisor.deadline_s={self.deadline_s!r} is impossible: it must be positive."
+            )
         for name in ("max_tokens", "votes", "max_response_bytes", "max_concurrency"):
             value = getattr(self, name)
             if value < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lore_torchrl.configs.check import check
 
@@ -18,6 +18,7 @@ class InspectConfig:
     seed: int | None = None
     deterministic: bool = False
     max_steps: int | None = None
+    imports: list[str] = field(default_factory=list)
     video: str | None = "gif"
     steps_per_s: float = 3.0
     output: str = "outputs/inspect"

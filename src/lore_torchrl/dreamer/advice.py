@@ -23,7 +23,7 @@ from lore_torchrl.service import (
     Cooldown,
     MacroBoundaries,
 )
-from lore_torchrl.service.pauses import Backoff, FailureBackoff, RateLimit
+from lore_torchrl.service.pauses import Backoff, RateLimit
 from lore_torchrl.service.store import AdviceStore
 from lore_torchrl.service.triggers import Novelty, Plateau, TDErrorSpike
 
@@ -140,7 +140,6 @@ def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
         backoff=unless_off(
             c.backoff_episodes, lambda: Backoff(c.backoff_margin, c.backoff_episodes)
         ),
-        failures=unless_off(c.failure_pause, lambda: FailureBackoff(c.failure_pause)),
     )
 
 

@@ -1,90 +1,181 @@
-"""Checkpoints that can be told from damaged ones, and finding the one to go on from."""
+"""Checkpoints of tensors and JSON alone, sealed, and finding the one to go on from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchrl.checkpoint import Checkpoint, CheckpointError, CheckpointRotation
+from tensordict import TensorDict
+from torchrl.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    JSONCheckpointAdapter,
+    StateDictCheckpointAdapter,
+)
 
 from lore_torchrl.configs import TrainConfig, restore_config
 
-_SEAL = "seal.json"
-#: Version of what a checkpoint of this package holds; 0 is one without a seal. Older ones are
-#: read: settings that came later get their defaults (`restore_config`), and a module whose
-#: buffers have changed fills in what is missing (`ShareBandit._load_from_state_dict`).
-FORMAT_VERSION = 1
+_SEAL, _MANIFEST = "seal.json", "manifest.json"
+#: Version of what a checkpoint of this package holds; no other is read.
+FORMAT_VERSION = 2
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-class SealedRotation(CheckpointRotation):
-    """A rotation whose checkpoints hold the size and digest of each of their files.
+class RunCheckpoint(Checkpoint):
+    """A checkpoint of tensors and JSON alone, with the size and digest of each of its files.
+
+    Every component has ``state_dict`` and ``load_state_dict``, or is a dictionary of JSON.
+    A file is a function of what is saved: it holds no time, no identifier and no memory that
+    nothing was written to.
 
     TorchRL publishes a checkpoint in one move once it is written, so that a killed process
     leaves a whole one or none. The seal is for what happens later: a full disk, a copy that
-    was cut off, a file of something else.
+    was cut off, a file of something else. It is no signature: who can write a checkpoint can
+    seal it, and :func:`verify` and the loading hold without it.
+
+    Args:
+        **components: As of TorchRL's checkpoint.
     """
 
-    def save(self, checkpoint: Checkpoint, **kwargs: Any) -> Path:
-        """Save, rotate and seal; arguments as of TorchRL's rotation."""
-        path = super().save(checkpoint, **kwargs)
-        seal = {
-            "format_version": FORMAT_VERSION,
-            "files": {
-                file.relative_to(path).as_posix(): [file.stat().st_size, _digest(file)]
-                for file in sorted(path.rglob("*"))
-                if file.is_file()
-            },
-        }
-        # A kill before the move leaves a checkpoint without seal, which is whole too.
-        staged = path / f".{_SEAL}"
-        staged.write_text(json.dumps(seal))
-        os.replace(staged, path / _SEAL)
-        return path
+    def __init__(self, **components: Any) -> None:
+        super().__init__(**components)
+        # Not as TorchRL chooses: its replay buffers save pickles.
+        self.register_adapter(object, _TensorAdapter())
+        self.register_adapter(dict, _JSONAdapter())
+
+    @staticmethod
+    def _publish_path(source: Path, destination: Path) -> None:
+        _seal(source)
+        Checkpoint._publish_path(source, destination)
+
+
+class _TensorAdapter(StateDictCheckpointAdapter):
+    """Saves a ``state_dict`` as tensors and JSON, and loads nothing else."""
+
+    def load(self, component: Any, path: Path, **options: Any) -> Any:
+        directory = path / self.state_directory
+        try:
+            if not directory.is_dir():
+                raise FileNotFoundError(f"{directory} is missing.")
+            # TorchRL's adapter loads with pickles allowed: this load refuses them before it.
+            TensorDict.load_memmap(directory, allow_pickle=False)
+            return super().load(component, path, **options)
+        except Exception as error:
+            raise CheckpointError(f"{path} cannot be restored: {error}") from error
+
+
+class _JSONAdapter(JSONCheckpointAdapter):
+    """Returns what was saved, and leaves alone what the next checkpoint will hold."""
+
+    def load(self, component: Any, path: Path, **options: Any) -> Any:
+        return super().load(None, path, **options)
+
+
+def _seal(path: Path) -> None:
+    manifest = json.loads((path / _MANIFEST).read_text())
+    del manifest["checkpoint_id"], manifest["created_at"]
+    (path / _MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
+    files = {
+        file.relative_to(path).as_posix(): [file.stat().st_size, _digest(file)]
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
+    (path / _SEAL).write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}))
 
 
 def verify(path: Path) -> None:
-    """Check that a checkpoint is whole and can be read by this version.
-
-    One without a seal is checked by its manifest alone.
+    """Check that a checkpoint is whole, holds tensors and JSON alone, and can be read.
 
     Args:
         path: The checkpoint.
 
     Raises:
-        CheckpointError: If a file is missing or not what was saved, or the checkpoint is of
-            a newer version, or no checkpoint of TorchRL's at all.
+        CheckpointError: If a file is missing, not what was saved, or neither tensors nor
+            JSON, or the checkpoint is of another version, or no checkpoint of this package's.
     """
     try:
-        Checkpoint.manifest(path)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: its manifest is missing or cannot be read.") from error
-    if not (path / _SEAL).exists():
-        return
-    try:
-        seal = json.loads((path / _SEAL).read_text())
-        version = int(seal["format_version"])
-        files = [(name, int(size), digest) for name, (size, digest) in seal["files"].items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: its seal cannot be read.") from error
-    if version > FORMAT_VERSION:
+        seal = json.loads((path / _SEAL).read_bytes())
+        version = seal["format_version"]
+        sealed = {str(name): (size, digest) for name, (size, digest) in seal["files"].items()}
+    except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} was written by a newer lore_torchrl (format {version}, this one reads up to "
-            f"{FORMAT_VERSION}): pip install -U lore-torchrl."
+            f"{path / _SEAL} is missing: it is no checkpoint of lore_torchrl, or not all of it."
+        ) from error
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{path / _SEAL} cannot be read: {error}.") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} was written by another version of lore_torchrl (format {version}, this one "
+            f"reads {FORMAT_VERSION}): install the version that wrote it, or begin a new run."
         )
-    for name, size, digest in files:
-        file = path / name
-        if not file.exists():
-            raise CheckpointError(f"{path}: {name} is missing.")
+    found = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_dir() and not file.is_symlink():
+            continue
+        if file.is_symlink() or not file.is_file() or file.suffix not in (".json", ".memmap"):
+            raise CheckpointError(
+                f"{file} is neither tensors (.memmap) nor JSON. Checkpoints hold nothing else, "
+                "since other files can run code: do not use this one, whoever it is from."
+            )
+        found[file.relative_to(path).as_posix()] = file
+    del found[_SEAL]
+    for name in sorted(sealed.keys() | found.keys()):
+        if name not in found:
+            raise CheckpointError(f"{path / name} is missing.")
+        if name not in sealed:
+            raise CheckpointError(f"{path / name} is not in the checkpoint's {_SEAL}.")
+        (size, digest), file = sealed[name], found[name]
         if file.stat().st_size != size:
-            raise CheckpointError(f"{path}: {name} has {file.stat().st_size} of {size} bytes.")
+            raise CheckpointError(f"{file} has {file.stat().st_size} of {size} bytes.")
         if _digest(file) != digest:
-            raise CheckpointError(f"{path}: {name} is not what was saved.")
+            raise CheckpointError(f"{file} is not what was saved.")
+    try:
+        Checkpoint.manifest(path)
+    except (CheckpointError, *_UNREADABLE) as error:
+        raise CheckpointError(f"{path / _MANIFEST} cannot be read: {error}") from error
+
+
+def steps_of(path: Path) -> int:
+    """Return the environment steps that a checkpoint was saved after.
+
+    Args:
+        path: The checkpoint.
+
+    Raises:
+        CheckpointError: If its manifest does not tell.
+    """
+    metadata = Checkpoint.manifest(path).get("metadata")
+    steps = metadata.get("collected_frames") if isinstance(metadata, Mapping) else None
+    if not isinstance(steps, int):
+        raise CheckpointError(
+            f"{path / _MANIFEST} does not tell collected_frames: it is no checkpoint of a run. "
+            "Give another."
+        )
+    return steps
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed saves and deletions have left in a run's checkpoints folder.
+
+    No other process may be writing there.
+
+    Args:
+        folder: The run's checkpoints folder.
+    """
+    for path in folder.glob(".checkpoint-*"):
+        replaced = folder / path.name[1:].split(".")[0]
+        if ".backup-" in path.name and not replaced.exists():
+            # The kill came between the two moves that replace a checkpoint.
+            path.replace(replaced)
+        else:
+            shutil.rmtree(path)
 
 
 def find_checkpoint(path: str) -> Path:
@@ -150,7 +241,7 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
     return moved
 
 
-def load_config(path: Path) -> TrainConfig:
+def load_config(path: Path, *, imports: Collection[str] | None = ()) -> TrainConfig:
     """Return the configuration of the run that wrote a checkpoint.
 
     Settings that came after it have their defaults: see
@@ -159,17 +250,64 @@ def load_config(path: Path) -> TrainConfig:
     Args:
         path: The checkpoint.
 
+    Keyword Args:
+        imports: What it may name to be imported besides the environments and advisors of this
+            package; ``None`` for anything, where it is only compared with. Default: nothing.
+
     Raises:
-        CheckpointError: If it is of another program.
+        CheckpointError: If it is of another program, or names what it may not.
     """
     foreign = f"{path} is no checkpoint of lore_torchrl: it holds no configuration of a run."
     try:
-        saved = Checkpoint(config={}).load(path, components={"config"}).values["config"]
-    except CheckpointError as error:
-        raise CheckpointError(foreign) from error
-    if not isinstance(saved, Mapping) or not {"env", "dreamer", "total_steps"} <= set(saved):
-        raise CheckpointError(foreign)
-    return restore_config(saved)
+        loaded = RunCheckpoint(config={}).load(path, components={"config"})
+        saved = loaded.values["config"]
+        if not {"env", "dreamer", "total_steps"} <= set(saved):
+            raise CheckpointError(foreign)
+        config = restore_config(saved)
+    except (CheckpointError, *_UNREADABLE) as error:
+        raise CheckpointError(f"{foreign} {error}") from error
+    for name, value in () if imports is None else _leaves(asdict(config)):
+        if isinstance(value, str) and "${" in value:
+            raise CheckpointError(f"{path}: {name}={value!r} would be resolved: it is refused.")
+        imported = name == "env.family" or "_target_" in name.split(".")
+        # Gymnasium imports what stands before a colon.
+        imported |= name == "env.id" and ":" in str(value)
+        if imported and str(value) not in imports and not _is_ours(str(value)):
+            raise CheckpointError(
+                f"{path}: {name}={value!r} is no environment or advisor of lore_torchrl. To import "
+                "it runs its code: only if you trust it, name it yourself, "
+                f"imports=[{value}]."
+            )
+    return config
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting that holds no others, by its dotted name."""
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, part in parts:
+        yield from _leaves(part, f"{name}.{key}" if name else str(key))
+
+
+def _is_ours(path: str) -> bool:
+    """Whether an import path is that of a class which a module of this package defines.
+
+    A prefix is not enough: Hydra finds ``os.system`` through any module that imports ``os``.
+    """
+    if not re.fullmatch(r"lore_torchrl\.(advisors|envs)\.\w+\.\w+", path):
+        return False
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ImportError as error:
+        # The module lacks an extra, so that nothing of it can run; or there is no such module.
+        return not str(error.name).startswith("lore_torchrl")
+    return isinstance(found, type) and found.__module__ == module
 
 
 def _step_of(path: Path) -> int | None:

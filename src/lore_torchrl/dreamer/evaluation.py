@@ -22,7 +22,8 @@ def evaluate(
     deterministic: bool = False,
     episode_keys: Sequence[NestedKey] = (),
     summarize: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
-) -> dict[str, float]:
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
     """Play one episode in each row of a batched environment and report the outcome.
 
     Training's random streams are left as they were.
@@ -39,10 +40,12 @@ def evaluate(
         episode_keys: Entries that ``summarize`` reads. Default: none.
         summarize: Makes further metrics of these entries at the last step of each episode,
             ``[episodes, ...]``. Default: ``None``.
+        stopped: Read before each step; where it is true, the evaluation is broken off.
+            Default: never.
 
     Returns:
         ``success`` (share of episodes), ``return`` and ``length`` (means),
-        ``episodes``, and what ``summarize`` returns.
+        ``episodes``, and what ``summarize`` returns; ``None`` if it was broken off.
     """
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     was_training = policy.training
@@ -58,6 +61,8 @@ def evaluate(
         device = next(policy.parameters()).device
         last: dict[NestedKey, torch.Tensor] = {}
         for _ in itertools.count() if max_steps is None else range(max_steps):
+            if stopped():
+                break
             td = policy(td.to(device)).to("cpu")
             # Finished rows are not stepped: their worlds stand still until the next reset.
             td.set("_step", alive.squeeze(-1))
@@ -75,6 +80,8 @@ def evaluate(
                 break
             td = step_mdp(td)
     policy.train(was_training)
+    if stopped():
+        return None
     return {
         "success": success.float().mean().item(),
         "return": total.mean().item(),

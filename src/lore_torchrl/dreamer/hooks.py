@@ -104,11 +104,14 @@ class DreamerReplayHook(TrainerHookBase):
         if steps < self.learning_starts or not self.replay.can_sample():
             self._owed = 0
         else:
-            self._owed = self.schedule(steps)
+            self._owed += self.schedule(steps)
 
     def sample(self, _batch: TensorDictBase) -> TensorDictBase:
-        """Return the next sample, or end this round of updates."""
-        if not self._owed:
+        """Return the next sample, or end this round of updates.
+
+        A run that is being stopped does not wait for the rest of them: they are saved as owed.
+        """
+        if not self._owed or self._trainer._stop_training:
             raise StopIteration
         self._owed -= 1
         self.updates += 1
@@ -126,6 +129,7 @@ class DreamerReplayHook(TrainerHookBase):
         state = {
             "schedule": self.schedule.state_dict(),
             "updates": self.updates,
+            "owed": self._owed,
             "rng": self.replay._rng.get_state().tolist(),
         }
         return state if self.late is None else {**state, "late": self.late.state_dict()}
@@ -134,6 +138,7 @@ class DreamerReplayHook(TrainerHookBase):
         """Restore the schedule's progress and the sampler's random state."""
         self.schedule.load_state_dict(state_dict["schedule"])
         self.updates = state_dict["updates"]
+        self._owed = state_dict.get("owed", 0)
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)
@@ -326,7 +331,8 @@ class EvaluationHook(TrainerHookBase):
     """Evaluate at fixed steps and write the outcome.
 
     Args:
-        evaluate: Returns the outcome as scalars.
+        evaluate: Returns the outcome as scalars, or ``None`` if it was broken off: the next
+            call then evaluates again.
         logger: Where rows go, under ``eval/``.
 
     Keyword Args:
@@ -334,7 +340,11 @@ class EvaluationHook(TrainerHookBase):
     """
 
     def __init__(
-        self, evaluate: Callable[[], Mapping[str, float]], logger: RunLogger, *, interval: int
+        self,
+        evaluate: Callable[[], Mapping[str, float] | None],
+        logger: RunLogger,
+        *,
+        interval: int,
     ):
         self.evaluate = evaluate
         self.logger = logger
@@ -347,8 +357,10 @@ class EvaluationHook(TrainerHookBase):
         step = self._trainer.collected_frames
         if step < self._next and step < self._trainer.total_frames:
             return
-        self._next = (step // self.interval + 1) * self.interval
         outcome = self.evaluate()
+        if outcome is None:
+            return
+        self._next = (step // self.interval + 1) * self.interval
         self.logger.log(step, {f"eval/{name}": value for name, value in outcome.items()})
 
     def state_dict(self) -> dict[str, Any]:

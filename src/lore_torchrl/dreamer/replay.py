@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -115,6 +116,39 @@ def build_replay(
         batch_size=batch_size * (seq_len + 1),
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+class ReplayState:
+    """What a checkpoint holds of replay: the records that there are, and where the next one goes.
+
+    Args:
+        replay: Buffer ensemble from :func:`build_replay`.
+    """
+
+    def __init__(self, replay: ReplayBufferEnsemble) -> None:
+        self.replay = replay
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return each stream's records, in the slots where they lie, and its writer's state."""
+        members = [self.replay[stream] for stream in range(len(self.replay.writer))]
+        return {
+            str(stream): {
+                "records": member.storage.get(slice(None)).to_dict() if len(member) else {},
+                "writer": member.writer.state_dict(),
+            }
+            for stream, member in enumerate(members)
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned into buffers that are still empty."""
+        for stream, state in state_dict.items():
+            member = self.replay[int(stream)]
+            member.writer.load_state_dict(state["writer"])
+            if state["records"]:
+                records = TensorDict(state["records"]).auto_batch_size_(1)
+                # Whoever samples asks the writer where the stream's end lies.
+                member.storage.set(slice(0, len(records)), records, set_cursor=False)
+                member.storage._len = len(records)
 
 
 def write_back_latents(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl._utils import logger as torchrl_logger
-from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
+from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
@@ -35,11 +35,13 @@ from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_befor
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
-    SealedRotation,
+    RunCheckpoint,
     find_checkpoint,
     load_config,
+    remove_leftovers,
     run_folder,
     set_aside,
+    steps_of,
 )
 from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
@@ -49,9 +51,9 @@ from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, Metric
 from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, rewrite
 from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
-from lore_torchrl.dreamer.replay import build_replay, stream_records
+from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
 from lore_torchrl.dreamer.run_lock import in_own_folder
-from lore_torchrl.envs.family import EnvFamily, close_env
+from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
 
@@ -142,11 +144,13 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     c = config
     if c.num_threads is not None:
         torch.set_num_threads(c.num_threads)
-    torch.manual_seed(c.seed)
+    seed_all(c.seed)
     device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    output = Path(c.output_dir)
+    remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
-        _check_resumable(load_config(resume), c)
+        _check_resumable(load_config(resume, imports=None), c)
 
     family = family_of(c.env)
     summarize = getattr(family, "summarize", None)
@@ -190,7 +194,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
-    output = Path(c.output_dir)
     replay_hook = DreamerReplayHook(
         replay,
         batch_size=c.dreamer.batch_size,
@@ -205,10 +208,12 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
 
-    checkpoint = Checkpoint(config=redact_all(c), random=GlobalRNGState(), loss=learner.loss)
+    checkpoint = RunCheckpoint(
+        config=redact_all(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
+    )
     if service is not None:
         checkpoint.register("advice", service)
-    rotation = SealedRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
+    rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
     trainer = Trainer(
         collector=collector,
         total_frames=steps,
@@ -226,7 +231,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     )
     resume_step, resume_from = None, None
     if resume is not None:
-        resume_step = int(Checkpoint.manifest(resume)["metadata"]["collected_frames"])
+        resume_step = steps_of(resume)
         resume_from = run_folder(resume)
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
     for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
@@ -290,7 +295,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, family, agent), logger, interval=c.evaluation.interval
+        partial(_evaluate, c, family, agent, stopped=partial(_interrupted, trainer)),
+        logger,
+        interval=c.evaluation.interval,
     ).register(trainer)
     if late is not None:
         # Once more, as the last of the round: those before it may have ended the run.
@@ -311,7 +318,13 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
     }
 
 
-def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> dict[str, float]:
+def _evaluate(
+    config: TrainConfig,
+    family: EnvFamily,
+    agent: DreamerAgent,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
     # Built anew each time: the same held-out episodes, whatever was played before.
     env = build_acting_env(
         config, family, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
@@ -324,6 +337,7 @@ def _evaluate(config: TrainConfig, family: EnvFamily, agent: DreamerAgent) -> di
             deterministic=config.evaluation.deterministic,
             episode_keys=getattr(family, "episode_keys", ()),
             summarize=getattr(family, "summarize_episodes", None),
+            stopped=stopped,
         )
     finally:
         close_env(env)
@@ -347,18 +361,31 @@ def _restore(run: Run, path: Path) -> None:
         buffers[name].copy_(value)
     # Episodes under way are not restored: their streams end here, environments restart.
     run.replay_hook.replay.end_streams()
-    Checkpoint(random=GlobalRNGState()).load(path, components={"random"})
+    RunCheckpoint(random=GlobalRNGState()).load(path, components={"random"})
     torchrl_logger.info(f"Resumed {path} at step {trainer.collected_frames}; environments restart.")
 
 
+def _interrupted(trainer: Trainer) -> bool:
+    """Whether a signal ends this run."""
+    return trainer._stop_reason in signal.Signals.__members__
+
+
 @contextmanager
-def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Let SIGINT and SIGTERM end training after the round under way, with a checkpoint."""
+def _stop_on_signal(run: Run) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end training within seconds, with a checkpoint.
+
+    What the run waits for is broken off: advice, updates that are owed, an evaluation. A
+    second signal ends the process at once.
+    """
 
     def stop(signum: int, _frame: object) -> None:
-        trainer.request_stop(signal.Signals(signum).name)
+        for name in previous:
+            signal.signal(name, signal.SIG_DFL)
+        run.trainer.request_stop(signal.Signals(signum).name)
+        if run.service is not None:
+            run.service.stop_asking()
 
-    previous = {}
+    previous: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -374,7 +401,8 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
-    after the round of updates under way and save a checkpoint; :func:`read_stop` tells of it.
+    within seconds and save a checkpoint, without figures; :func:`read_stop` tells of it. A
+    second signal ends the process at once.
 
     Args:
         config: The run.
@@ -392,7 +420,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
     rewrite(output / "config.json", [json.dumps(redact_all(config), indent=2)])
     failed = True
     try:
-        with _stop_on_signal(run.trainer):
+        with _stop_on_signal(run):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
@@ -435,7 +463,8 @@ def _note_stop(trainer: Trainer, output: Path) -> None:
 
 def _publish(run: Run, output: Path) -> dict[str, float]:
     """Draw the figures and hand the loggers what a run leaves behind; return its summary."""
-    figures = save_figures(output) if run.config.logger.figures else []
+    drawn = run.config.logger.figures and not _interrupted(run.trainer)
+    figures = save_figures(output) if drawn else []
     for path in figures:
         torchrl_logger.info(f"Wrote {path}")
     summary: dict[str, float] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import parent_process
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Binary, Composite
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, Transform
 
-from lore_torchrl.envs.family import MAX_ENVS, row_seed
+from lore_torchrl.envs.family import MAX_ENVS, row_seed, seed_all
 
 
 def batch_rows(
@@ -38,8 +39,15 @@ def batch_rows(
     if not 1 <= num_envs <= MAX_ENVS:
         raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
     seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
-    makers = [partial(make_row, row) for row in seeds]
+    makers = [partial(_make_seeded, make_row, row) for row in seeds]
     return (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
+
+
+def _make_seeded(make_row: Callable[[int], EnvBase], seed: int) -> EnvBase:
+    # A worker's global streams are its own; those of the run's process are the run's.
+    if parent_process() is not None:
+        seed_all(seed)
+    return make_row(seed)
 
 
 class Success(Transform):

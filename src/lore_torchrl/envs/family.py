@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
@@ -107,6 +109,17 @@ def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
     if not 0 <= row < MAX_ENVS:
         raise ValueError(f"row must lie in [0, {MAX_ENVS}), got {row}.")
     return seed * MAX_ENVS + row + (EVAL_SEED_OFFSET if evaluation else 0)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random streams of Python, NumPy and PyTorch.
+
+    Args:
+        seed: Seed of all three, in ``[0, 2**32)``.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 _METHODS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.checkpoint import Checkpoint
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
@@ -19,7 +18,7 @@ from lore_torchrl.configs import EpsilonConfig, TrainConfig
 from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, family_of
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
-from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
+from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
 from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
 from lore_torchrl.modules import GaussianMixer, LogitMixer
@@ -122,6 +121,7 @@ def play(
     seed: int | None = None,
     deterministic: bool = False,
     max_steps: int | None = None,
+    imports: Collection[str] = (),
     advisor: Advisor | None = None,
 ) -> Recording:
     """Play held-out episodes with the agent of a checkpoint, advice included.
@@ -141,12 +141,14 @@ def play(
         seed: Seed of rooms and draws. Default: ``None``, the run's own.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         max_steps: Cut an episode after so many steps. Default: ``None``.
+        imports: Import paths of your own environments and advisors, as the run's
+            configuration names them; others than this package's are refused. Default: none.
         advisor: Adviser to ask instead of the run's own. Answers of another model or prompt
             are not shared, those in the cache included. Default: ``None``.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
-        CheckpointError: If it is damaged.
+        CheckpointError: If it is damaged, or names what is not in ``imports``.
         ValueError: If a number is out of range, or actions are continuous and the describer
             has no anchors.
     """
@@ -156,7 +158,7 @@ def play(
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be positive or None, got {max_steps}.")
     path = find_checkpoint(str(checkpoint))
-    config = load_config(path)
+    config = load_config(path, imports=imports)
     config = replace(config, record=None, seed=config.seed if seed is None else seed)
     config.lore.calls.mode, config.lore.calls.store = "blocking", None
     config.lore.epsilon = EpsilonConfig()
@@ -181,8 +183,7 @@ def play(
             if acting.service is not None:
                 close_service(acting.service, drain_s=0.0)
             close_env(acting.env)
-    step = int(Checkpoint.manifest(path)["metadata"]["collected_frames"])
-    return Recording(path, step, config.env.id, describer.actions, played)
+    return Recording(path, steps_of(path), config.env.id, describer.actions, played)
 
 
 def _restore(
@@ -199,11 +200,10 @@ def _restore(
         lore_actor=acting.lore_actor,
         bandit=acting.bandit,
     )
-    checkpoint = Checkpoint(loss=learner.loss)
+    checkpoint = RunCheckpoint(loss_module=learner.loss)
     if acting.service is not None:
         checkpoint.register("advice", acting.service)
-    parts = {"loss", "advice"} & set(checkpoint.components)
-    checkpoint.load(path, components=parts, map_location="cpu")
+    checkpoint.load(path, map_location="cpu")
     return agent, acting
 
 
@@ -228,7 +228,7 @@ class _Silent:
 
     def __init__(self, path: Path) -> None:
         prefix = _Prefix()
-        Checkpoint(advice=prefix).load(path, components={"advice"})
+        RunCheckpoint(advice=prefix).load(path)
         self.cache_prefix = prefix.value
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[None]:

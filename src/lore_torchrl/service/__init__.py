@@ -5,7 +5,7 @@ from __future__ import annotations
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.flight import Near, Reply
-from lore_torchrl.service.pauses import Backoff, Cooldown, FailureBackoff, RateLimit
+from lore_torchrl.service.pauses import Backoff, Cooldown, OutagePause, RateLimit
 from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.service import AdviceService
 from lore_torchrl.service.store import AdviceStore, StoreError
@@ -20,10 +20,10 @@ __all__ = [
     "CallBudget",
     "CallPolicy",
     "Cooldown",
-    "FailureBackoff",
     "MacroBoundaries",
     "Near",
     "Novelty",
+    "OutagePause",
     "Plateau",
     "RateLimit",
     "Reply",

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage
+from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Sending, Usage
+
+
+class Failure(NamedTuple):
+    """Why a question has no usable answer.
+
+    Args:
+        kind: Short name of what went wrong.
+        message: One line about this case.
+        lasting: As of :class:`~lore_torchrl.advisors.errors.AdviceError`.
+        sending: As of :class:`~lore_torchrl.advisors.errors.AdviceError`.
+    """
+
+    kind: str
+    message: str
+    lasting: bool | None = False
+    sending: Sending = Sending.DONE
 
 
 @dataclass(slots=True)
@@ -16,14 +32,16 @@ class Verdict:
 
     Args:
         advices: One entry for each question, ``None`` where there is no usable answer.
-        failures: Kind and one line for each question without one, in their order.
+        failures: One for each question without one, in their order.
         usage: What the batch has cost, its failures included.
+        refunded: Calls of the batch that were given back to the budget.
         fatal: What is to be raised in the caller instead of being counted, if anything.
     """
 
     advices: list[Advice | None]
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    refunded: int = 0
     fatal: BaseException | None = None
 
 
@@ -37,10 +55,10 @@ def judge(requests: Sequence[AdviceRequest], outcome: Any) -> Verdict:
 
     Examples:
         >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> judge([request], [Advice(logits=(1.0,))]).failures
-        [('wrong_logit_count', '1 logits for 2 actions')]
-        >>> judge([request, request], TimeoutError("no answer")).failures
-        [('timeout', 'no answer'), ('timeout', 'no answer')]
+        >>> judge([request], [Advice(logits=(1.0,))]).failures[0][:2]
+        ('wrong_logit_count', '1 logits for 2 actions')
+        >>> [failure.kind for failure in judge([request] * 2, TimeoutError()).failures]
+        ['timeout', 'timeout']
     """
     verdict = Verdict([None] * len(requests))
     if isinstance(outcome, BaseException):
@@ -53,7 +71,7 @@ def judge(requests: Sequence[AdviceRequest], outcome: Any) -> Verdict:
     if not isinstance(outcome, (list, tuple)) or len(outcome) != len(requests):
         found = len(outcome) if isinstance(outcome, (list, tuple)) else type(outcome).__name__
         message = f"{found} for {len(requests)} questions"
-        verdict.failures = [("wrong_answer_count", message)] * len(requests)
+        verdict.failures = [Failure("wrong_answer_count", message)] * len(requests)
         return verdict
     for place, (request, answer) in enumerate(zip(requests, outcome, strict=True)):
         verdict.usage += _usage(answer)
@@ -71,16 +89,17 @@ def _usage(answer: Any) -> Usage:
     return usage if isinstance(usage, Usage) else Usage()
 
 
-def _failure(answer: Any, request: AdviceRequest | None = None) -> tuple[str, str]:
+def _failure(answer: Any, request: AdviceRequest | None = None) -> Failure:
     if isinstance(answer, Advice):
         found, asked = len(answer.logits), len(request.actions)
-        return "wrong_logit_count", f"{found} logits for {asked} actions"
+        return Failure("wrong_logit_count", f"{found} logits for {asked} actions")
     if answer is None:
-        return "unanswered", f"no answer to {request.cache_key!r}"
+        return Failure("unanswered", f"no answer to {request.cache_key!r}", lasting=None)
     if isinstance(answer, AdviceError):
-        return answer.kind, str(answer)
+        return Failure(answer.kind, str(answer), answer.lasting, answer.sending)
     if isinstance(answer, TimeoutError):
-        return "timeout", str(answer) or "no answer within the deadline"
+        return Failure("timeout", str(answer) or "no answer within the deadline", lasting=True)
     if isinstance(answer, BaseException):
-        return type(answer).__name__, str(answer)
-    return "wrong_type", f"{type(answer).__name__} where Advice was expected"
+        lasting = isinstance(answer, OSError)
+        return Failure(type(answer).__name__, str(answer), lasting=lasting)
+    return Failure("wrong_type", f"{type(answer).__name__} where Advice was expected")

@@ -27,19 +27,22 @@ class Spent(NamedTuple):
         calls: Calls made.
         tokens: Tokens that answers have reported.
         cost: Money that answers have cost, in the currency of the configured prices.
+        refunds: Calls given back since no server took a byte of them.
     """
 
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
+    refunds: int = 0
 
 
 class CallBudget:
-    """A total of calls, tokens and money that may be spent and never comes back.
+    """A total of calls, tokens and money that may be spent.
 
     Calls are spent before they are made, so that a process that dies in one has paid for
-    it. Tokens and money are known only after an answer: when they are used up no further
-    call begins, and what is in flight then may still add to them.
+    it. A call that no server has seen is given back by :meth:`refund`. Tokens and money
+    are known only after an answer: when they are used up no further call begins, and what
+    is in flight then may still add to them.
 
     With a ``store`` the ledger is a row in its file, and all that is spent is on disk
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
@@ -110,6 +113,11 @@ class CallBudget:
         return self._ledger.read().calls
 
     @property
+    def own_calls(self) -> int:
+        """Calls made by this run, from its start on; those of a shared ledger's other runs not."""
+        return self._ledger.own()
+
+    @property
     def tokens(self) -> int:
         """Tokens that answers have reported so far."""
         return self._ledger.read().tokens
@@ -175,12 +183,36 @@ class CallBudget:
             ledger.add(Spent(calls=taken))
         return taken
 
+    def refund(self, n: int = 1, *, sent: bool = False) -> int:
+        """Give back calls that reached no server.
+
+        Args:
+            n: Calls to give back, at least 0. Default: ``1``.
+
+        Keyword Args:
+            sent: Whether sending was tried, as on a refused connection. Over the life of the
+                ledger at most ``total`` of these are given back. Default: ``False``.
+
+        Returns:
+            Calls given back.
+
+        Raises:
+            StoreError: If the store cannot be written; none is given back.
+            ValueError: If ``n`` is negative.
+        """
+        _check_n(n)
+        with self._ledger.change() as ledger:
+            if sent:
+                n = min(n, max(0, self.total - ledger.read().refunds))
+            ledger.add(Spent(calls=-n, refunds=n if sent else 0))
+        return n
+
     def settle(self, usage: Usage) -> None:
         """Add what an answer has cost; also for a failed one that was charged.
 
         Args:
             usage: Tokens and money. Servers report strange numbers: a negative or
-                non-finite one counts as 0, since a budget is never refunded.
+                non-finite one counts as 0.
 
         Raises:
             StoreError: If the store cannot be written.
@@ -196,8 +228,15 @@ class CallBudget:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
-        spent = self._ledger.read()
-        return {"spent": spent.calls, "tokens": spent.tokens, "cost": spent.cost}
+        spent, own = self._ledger.read(), self._ledger.own()
+        return {
+            "spent": spent.calls,
+            "tokens": spent.tokens,
+            "cost": spent.cost,
+            "refunds": spent.refunds,
+            "own_calls": own,
+            "run": self._ledger.run,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what was spent.
@@ -211,26 +250,36 @@ class CallBudget:
         Raises:
             StoreError: If the store cannot be written.
         """
+        spent = int(state["spent"])
         saved = Spent(
-            int(state["spent"]), int(state.get("tokens", 0)), float(state.get("cost", 0.0))
+            spent,
+            int(state.get("tokens", 0)),
+            float(state.get("cost", 0.0)),
+            int(state.get("refunds", 0)),
         )
-        self._ledger.restore(saved)
+        self._ledger.restore(saved, int(state.get("own_calls", spent)), state.get("run"))
 
 
 def _check_n(n: int) -> None:
     if n < 0:
-        raise ValueError(f"A budget is never refunded: asked to spend n={n}.")
+        raise ValueError(f"A number of calls must not be negative, got n={n}.")
 
 
 class _MemoryLedger:
     """A ledger that ends with its process; also the open ledger of its own changes."""
 
+    run = None
+
     def __init__(self) -> None:
         self._spent = Spent()
+        self._own = 0
         self._lock = SharedLock()
 
     def read(self) -> Spent:
         return self._spent
+
+    def own(self) -> int:
+        return self._own
 
     @contextmanager
     def change(self) -> Iterator[_MemoryLedger]:
@@ -239,18 +288,25 @@ class _MemoryLedger:
 
     def add(self, more: Spent) -> None:
         self._spent = Spent(*(a + b for a, b in zip(self._spent, more, strict=True)))
+        self._own += more.calls
 
-    def restore(self, saved: Spent) -> None:
-        self._spent = saved
+    def restore(self, saved: Spent, own: int, run: int | None) -> None:
+        self._spent, self._own = saved, own
 
 
 class _StoreLedger:
-    """A ledger in a row of the store."""
+    """A ledger in a row of the store, and this run's calls in another.
+
+    A checkpoint names the run's row: what was spent between a checkpoint and a kill is found
+    again when the run is resumed.
+    """
 
     def __init__(self, store: AdviceStore, name: str) -> None:
+        self.run: int | None = None
         self._store = store
         self._name = name
         self._last: Spent | None = None
+        self._last_own = 0
 
     def read(self) -> Spent:
         try:
@@ -262,39 +318,71 @@ class _StoreLedger:
                 raise
         return self._last
 
+    def own(self) -> int:
+        if self.run is not None:
+            try:
+                ((self._last_own,),) = self._store.read(_READ_RUN, (self.run, self._name))
+            except StoreError:
+                return self._last_own
+        return self._last_own
+
     @contextmanager
     def change(self) -> Iterator[_OpenRow]:
         with self._store.write() as connection:
-            yield _OpenRow(connection, self._name)
+            row = _OpenRow(connection, self._name, self.run)
+            yield row
+        # Not before the transaction is through: a row undone is no row.
+        self.run = row.run
 
-    def restore(self, saved: Spent) -> None:
+    def restore(self, saved: Spent, own: int, run: int | None) -> None:
         with self.change() as row:
-            row.add(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
+            row.resume(run, own)
+            row.enter(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
 
 
 class _OpenRow:
-    """The row within one transaction: nobody else writes until that ends."""
+    """The rows within one transaction: nobody else writes until that ends."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, name: str, run: int | None) -> None:
+        self.run = run
         self._connection = connection
         self._name = name
 
     def read(self) -> Spent:
         return _spent(self._connection.execute(_READ, (self._name,)).fetchall())
 
-    def add(self, more: Spent) -> None:
+    def enter(self, more: Spent) -> None:
+        """Add to the ledger alone."""
         self._connection.execute(_ADD, (self._name, *more))
 
+    def add(self, more: Spent) -> None:
+        """Add to the ledger and to this run's calls."""
+        self.enter(more)
+        if self.run is None:
+            self.resume(None, 0)
+        self._connection.execute(_ADD_RUN, (more.calls, self.run))
 
-_READ = "SELECT calls, tokens, cost FROM ledger WHERE name = ?"
+    def resume(self, run: int | None, own: int) -> None:
+        """Go on with a run's row, or with a new one where this file does not have it."""
+        rows = self._connection.execute(_READ_RUN, (run, self._name)).fetchall()
+        if not rows:
+            run = self._connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
+        self.run = run
+
+
+_READ = "SELECT calls, tokens, cost, refunds FROM ledger WHERE name = ?"
 _ADD = """
-    INSERT INTO ledger (name, calls, tokens, cost) VALUES (?, ?, ?, ?)
+    INSERT INTO ledger (name, calls, tokens, cost, refunds) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET
         calls = calls + excluded.calls,
         tokens = tokens + excluded.tokens,
-        cost = cost + excluded.cost
+        cost = cost + excluded.cost,
+        refunds = refunds + excluded.refunds
 """
+_READ_RUN = "SELECT calls FROM runs WHERE id = ? AND ledger = ?"
+_BEGIN_RUN = "INSERT INTO runs (ledger, calls) VALUES (?, ?)"
+_ADD_RUN = "UPDATE runs SET calls = calls + ? WHERE id = ?"
 
 
-def _spent(rows: list[tuple[int, int, float]]) -> Spent:
+def _spent(rows: list[tuple[int, int, float, int]]) -> Spent:
     return Spent(*rows[0]) if rows else Spent()

@@ -17,9 +17,10 @@ _LATENCIES = 1_000
 
 
 class CallCounters:
-    """Counts calls; each ends as in time, late or lost.
+    """Counts calls; each ends as in time, late, lost or refunded.
 
-    ``calls == in_time + late + lost`` holds whenever nothing is in flight. The latency
+    ``calls == in_time + late + lost`` holds whenever nothing is in flight: a call that was
+    given back to the budget is none, and counts as ``refunded``. The latency
     percentiles are those of the last 1,000 answers.
 
     Examples:
@@ -38,9 +39,11 @@ class CallCounters:
         self.late = 0
         self.lost = 0
         self.failed = 0
+        self.refunded = 0
         self.usage = Usage()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
-        self._logged: set[str] = set()
+        # Kinds of failures that the log has told of.
+        self.logged: set[str] = set()
 
     def judged(self, verdict: Verdict, *, latency_s: float, late: bool) -> None:
         """Count the outcome of one batch of calls.
@@ -60,13 +63,20 @@ class CallCounters:
             self.in_time += answered
         self.failed += len(verdict.advices) - answered
         self.lost += len(verdict.advices) - answered
-        for kind, message in verdict.failures:
-            self.record(kind, message)
+        self.gave_back(verdict.refunded)
+        for failure in verdict.failures:
+            self.record(failure.kind, failure.message)
 
     def made_it(self) -> None:
         """Correct an answer counted as late to one that came in time after all."""
         self.late -= 1
         self.in_time += 1
+
+    def gave_back(self, count: int) -> None:
+        """Count lost calls that were given back to the budget."""
+        self.calls -= count
+        self.lost -= count
+        self.refunded += count
 
     def dropped(self, count: int) -> None:
         """Count calls whose answers nobody waits for any more."""
@@ -81,8 +91,8 @@ class CallCounters:
             count: Questions that it concerns. Default: ``1``.
         """
         self.errors[kind] += count
-        if kind not in self._logged:
-            self._logged.add(kind)
+        if kind not in self.logged:
+            self.logged.add(kind)
             torchrl_logger.warning(
                 f"LoRe goes on without some advice ({shown(kind, 40)}): {shown(message)}. "
                 "Further failures of this kind are counted, not logged."
@@ -108,6 +118,7 @@ class CallCounters:
             "in_time": float(self.in_time),
             "late": float(self.late),
             "lost": float(self.lost),
+            "refunded": float(self.refunded),
             "latency_p50_s": self.latency(0.50),
             "latency_p95_s": self.latency(0.95),
             "tokens": float(self.usage.tokens),
@@ -123,6 +134,7 @@ class CallCounters:
             "late": self.late,
             "lost": self.lost,
             "failed": self.failed,
+            "refunded": self.refunded,
             "usage": [self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cost],
         }
 
@@ -135,5 +147,6 @@ class CallCounters:
         self.errors = Counter(state["errors"])
         for name in ("calls", "in_time", "late", "lost", "failed"):
             setattr(self, name, int(state[name]))
+        self.refunded = int(state.get("refunded", 0))
         prompt, completion, cost = state["usage"]
         self.usage = Usage(int(prompt), int(completion), float(cost))

@@ -8,12 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, Advisor
-from lore_torchrl.advisors.errors import FatalAdviceError
+from lore_torchrl.advisors.errors import FatalAdviceError, StoppedError
 from lore_torchrl.service.answers import Verdict
 from lore_torchrl.service.counters import CallCounters
 from lore_torchrl.service.flight import Call, Flight
@@ -23,6 +24,8 @@ from lore_torchrl.service.loop import LoopThread
 _GRACE_S = 0.5
 # What it gets to close its connections.
 _CLOSE_S = 1.0
+# What answers in flight get, all in all, once no more is asked.
+_LAST_S = 1.0
 
 
 class AdviceDesk:
@@ -56,6 +59,8 @@ class AdviceDesk:
         self._landed = threading.Condition(self.lock)
         self._worker: LoopThread | None = None
         self._fatal: BaseException | None = None
+        self._waited_for: Future | None = None
+        self._end: float | None = None
 
     # ---- asking ----
 
@@ -97,9 +102,13 @@ class AdviceDesk:
         return self._worker
 
     def _run(self, calls: Sequence[Call]) -> Any:
-        future = self._loop().submit(self._attempt(calls))
+        future = self._waited_for = self._loop().submit(self._attempt(calls))
+        if self.stopped:
+            future.cancel()
         try:
             return future.result(self.timeout_s + _GRACE_S)
+        except CancelledError:
+            return StoppedError("The run is being stopped.")
         except TimeoutError as error:
             # The adviser blocks its loop: leave both behind and begin anew next time.
             future.cancel()
@@ -127,6 +136,10 @@ class AdviceDesk:
 
     async def _serve(self, calls: Sequence[Call]) -> None:
         outcome = await self._attempt(calls)
+        with self.lock:
+            given_up = calls[0] not in self.flight
+        if given_up and isinstance(outcome, asyncio.CancelledError):
+            return
         try:
             verdict = self._keep(calls, outcome)
         except Exception as error:
@@ -134,12 +147,25 @@ class AdviceDesk:
             verdict = Verdict([None] * len(calls), fatal=error)
         with self.lock:
             if calls[0] not in self.flight:
-                return  # given up meanwhile, and counted; the answer is kept all the same
+                # Given up, and counted as lost; the answer is kept all the same.
+                self.counters.gave_back(verdict.refunded)
+                return
             self.counters.judged(verdict, latency_s=calls[0].age_s, late=True)
             self._fatal = self._fatal or verdict.fatal
             for call, advice in zip(calls, verdict.advices, strict=True):
                 self.flight.land(call, advice)
             self._landed.notify_all()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop_waiting` was called."""
+        return self._end is not None
+
+    def stop_waiting(self) -> None:
+        """Give up the batch that is waited for; safe within a signal handler."""
+        self._end = time.monotonic() + _LAST_S
+        if self._waited_for is not None:
+            self._waited_for.cancel()
 
     # ---- what came of it ----
 
@@ -169,6 +195,8 @@ class AdviceDesk:
             How many are still in flight.
         """
         deadline = time.monotonic() + timeout_s
+        if self._end is not None:
+            deadline = min(deadline, self._end)
         with self.lock:
             while len(self.flight) and (left := deadline - time.monotonic()) > 0:
                 self._landed.wait(left)

@@ -5,9 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Runs each function in a daemon thread, which does not hold up the interpreter's end.
+
+    The loop looks up host names so; a resolver may take a minute to give up.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="lore-advice-blocking", daemon=True).start()
+        return future
 
 
 class LoopThread:
@@ -26,6 +47,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(_DaemonThreads())
         self._pid = os.getpid()
         self._thread = threading.Thread(
             target=self._serve, args=(self._loop,), name="lore-advice", daemon=True

@@ -1,4 +1,4 @@
-"""What keeps calls apart: cooldown, rate, and the back-offs from failure and from no use."""
+"""What keeps calls apart: cooldown, rate, outages, and back-off while advice does not pay."""
 
 from __future__ import annotations
 
@@ -129,81 +129,128 @@ class RateLimit:
         self._ages = deque(int(age) for age in state["ages"])
 
 
-class FailureBackoff:
-    """A pause after a failed call, twice as long after each further failure.
+class OutagePause:
+    """Growing pauses while the advisor fails, each ended by one call that tries it again.
 
-    Without it a dead adviser would take one call at every step until the budget is gone.
-    The pause is base_steps · 2^(n-1) environment steps, at most ``max_steps``, after the
-    n-th failure in a row. A failure that arrives during a pause belongs to a call made
-    before it and does not lengthen it; an answer ends pause and row.
+    A failure that the next question would likely meet too (no connection, no answer in
+    time, status 429 or 5xx) begins an outage at once, any other the third in a row: an
+    answer that cannot be read says something of the question, several say something of the
+    advisor. The n-th pause of an outage lasts base_steps · 2^(n-1) environment steps of all
+    rows, at most ``max_steps``, or ``max_free_steps`` where the failed call cost nothing.
+    Usable advice ends the outage.
 
     Args:
-        base_steps: Pause after a first failure, in environment steps of all rows, at
-            least 1. Default: ``16``.
-        max_steps: Longest pause, at least ``base_steps``. Default: ``4096``.
+        base_steps: First pause, in environment steps of all rows, at least 1. Default: ``16``.
+        max_free_steps: Longest pause after a call that was given back, at least
+            ``base_steps``. Default: ``128``.
+        max_steps: Longest pause, at least ``max_free_steps``. Default: ``4096``.
 
     Raises:
         ValueError: If a pause is out of its range.
 
     Examples:
-        >>> backoff = FailureBackoff(base_steps=4)
-        >>> backoff.observe(ok=False)
-        >>> backoff.left
-        4
-        >>> backoff.advance(4)
-        >>> backoff.observe(ok=False)
-        >>> backoff.left, backoff.ready
-        (8, False)
-        >>> backoff.observe(ok=True)
-        >>> backoff.ready
+        >>> pause = OutagePause(base_steps=4)
+        >>> pause.observe(ok=False)
+        >>> pause.out, pause.left
+        (True, 4)
+        >>> pause.advance(4)
+        >>> pause.ready
         True
+        >>> pause.begin_call()
+        >>> pause.left, pause.ready
+        (8, False)
+        >>> pause.observe(ok=True)
+        >>> pause.out, pause.ready
+        (False, True)
     """
 
-    def __init__(self, base_steps: int = 16, max_steps: int = 4096) -> None:
-        if not 1 <= base_steps <= max_steps:
+    # Unreadable answers in a row that begin an outage.
+    _UNREADABLE = 3
+
+    def __init__(
+        self, base_steps: int = 16, max_free_steps: int = 128, max_steps: int = 4096
+    ) -> None:
+        if not 1 <= base_steps <= max_free_steps <= max_steps:
             raise ValueError(
-                "FailureBackoff needs 1 <= base_steps <= max_steps, got "
-                f"base_steps={base_steps}, max_steps={max_steps}. Use None for no back-off."
+                "OutagePause needs 1 <= base_steps <= max_free_steps <= max_steps, got "
+                f"base_steps={base_steps}, max_free_steps={max_free_steps}, "
+                f"max_steps={max_steps}."
             )
         self.base_steps = base_steps
+        self.max_free_steps = max_free_steps
         self.max_steps = max_steps
+        self._reset()
+
+    def _reset(self) -> None:
+        self.out = False
         self.left = 0
-        self._next = base_steps
+        self._next = self.base_steps
+        self._unreadable = 0
 
     @property
     def ready(self) -> bool:
-        """Whether a call may be made now."""
+        """Whether a call may be made now; during an outage a single one."""
         return self.left == 0
 
     def advance(self, steps: int) -> None:
         """Let ``steps`` environment steps pass."""
         self.left = max(0, self.left - steps)
 
-    def observe(self, *, ok: bool) -> None:
+    def begin_call(self) -> None:
+        """Take note of a call. During an outage the next pause begins with it, not with its end:
+        in async mode it may never end.
+        """
+        if self.out:
+            self._pause()
+
+    def observe(self, *, ok: bool, lasting: bool = True, free: bool = False) -> None:
         """Take note of the end of one call.
 
-        Args:
+        Keyword Args:
             ok: Whether it brought usable advice.
+            lasting: Whether the next call would likely fail as well. Default: ``True``.
+            free: Whether the failed call was given back to the budget. Default: ``False``.
         """
         if ok:
-            self.left = 0
-            self._next = self.base_steps
-        elif self.ready:
-            self.left = min(self._next, self.max_steps)
-            self._next = min(2 * self._next, self.max_steps)
+            self._reset()
+            return
+        if not lasting:
+            self._unreadable += 1
+            if self._unreadable < self._UNREADABLE:
+                # It answers. The length of the next pause is kept until an answer is usable.
+                self.out, self.left = False, 0
+                return
+        # A call made before the outage began does not lengthen it when it fails.
+        if not self.out:
+            self.out = True
+            self._pause()
+        if free:
+            self.left = min(self.left, self.max_free_steps)
+            self._next = min(self._next, self.max_free_steps)
+
+    def _pause(self) -> None:
+        self.left = self._next
+        self._next = min(2 * self._next, self.max_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is left of the pause, and the length of the next."""
-        return {"left": self.left, "next": self._next}
+        """Return the outage, what is left of its pause, and the length of the next."""
+        return {
+            "out": self.out,
+            "left": self.left,
+            "next": self._next,
+            "unreadable": self._unreadable,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the pauses.
+        """Restore the outage.
 
         Args:
             state: What :meth:`state_dict` returned.
         """
+        self.out = bool(state["out"])
         self.left = int(state["left"])
         self._next = int(state["next"])
+        self._unreadable = int(state["unreadable"])
 
 
 class Backoff:

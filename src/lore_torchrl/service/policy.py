@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.locks import SharedLock
-from lore_torchrl.service.pauses import Backoff, Cooldown, FailureBackoff, RateLimit
+from lore_torchrl.service.pauses import Backoff, Cooldown, OutagePause, RateLimit
 from lore_torchrl.service.triggers import MacroBoundaries, Novelty, Plateau, TDErrorSpike
 
 
@@ -17,7 +17,7 @@ class CallPolicy:
 
     A row is eligible if ``always``, or if any trigger that is switched on is due for it:
     macro boundaries, novelty, plateau, TD-error spike. It is asked about if nothing
-    speaks against it: calls are left, cooldown and back-offs are over, the rate is not
+    speaks against it: calls are left, cooldown and pauses are over, the rate is not
     used up, and its beta is at least ``min_beta``. Of such rows the ``calls_per_step``
     with the highest beta are taken. Equal betas take turns.
 
@@ -37,7 +37,7 @@ class CallPolicy:
         td_spike: Trigger on unusual TD errors. Default: off.
         rate: Most calls in a window of environment steps. Default: no limit.
         backoff: Lengthens the cooldown while advice brings no uplift. Default: off.
-        failures: Pause after failed calls. Default: none.
+        outage: Pauses while the advisor fails. Default: ``OutagePause()``.
 
     Raises:
         ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
@@ -71,7 +71,7 @@ class CallPolicy:
         td_spike: TDErrorSpike | None = None,
         rate: RateLimit | None = None,
         backoff: Backoff | None = None,
-        failures: FailureBackoff | None = None,
+        outage: OutagePause | None = None,
     ) -> None:
         if not 0.0 <= min_beta <= 1.0:
             raise ValueError(f"min_beta is a weight and must lie in [0, 1], got {min_beta}.")
@@ -110,7 +110,7 @@ class CallPolicy:
         self.td_spike = td_spike
         self.rate = rate
         self.backoff = backoff
-        self.failures = failures
+        self.outage = OutagePause() if outage is None else outage
         self._turn = 0
         # Environment steps that have passed, and that had at the latest call.
         self._step = self._last_call_step = 0
@@ -187,7 +187,7 @@ class CallPolicy:
         """Let the clocks of all pauses go on."""
         steps = moved if steps is None else steps
         self._step += steps
-        for pause in (self.cooldown, self.rate, self.failures):
+        for pause in (self.cooldown, self.rate, self.outage):
             if pause is not None:
                 pause.advance(steps)
         if successes is not None and any(successes):
@@ -209,10 +209,9 @@ class CallPolicy:
             self.td_spike.update(td_errors, resets=resets)
 
     def _choose(self, candidates: Sequence[int], betas: Sequence[float]) -> list[int]:
-        paused = not self.cooldown.ready or not (self.failures is None or self.failures.ready)
-        if not candidates or paused:
+        if not candidates or not self.cooldown.ready or not self.outage.ready:
             return []
-        most = min(self.calls_per_step, self.budget.remaining)
+        most = min(1 if self.outage.out else self.calls_per_step, self.budget.remaining)
         if self.rate is not None:
             most = min(most, self.rate.left)
         if most == 0:
@@ -230,6 +229,7 @@ class CallPolicy:
             self._turn = (chosen[-1] + 1) % rows
             self._last_call_step = self._step
             self.cooldown.start(1 if self.backoff is None else self.backoff.factor)
+            self.outage.begin_call()
             if self.rate is not None:
                 self.rate.take(len(chosen))
             self._serve(chosen)
@@ -249,16 +249,16 @@ class CallPolicy:
                 for row in chosen:
                     trigger.serve(row)
 
-    def observe_result(self, row: int, ok: bool) -> None:
-        """Take note of the end of a call, whenever it comes.
+    def observe_result(self, *, ok: bool, lasting: bool = True, free: bool = False) -> None:
+        """Take note of the end of a call, whenever it comes: see :meth:`OutagePause.observe`.
 
-        Args:
-            row: The row that was asked about.
+        Keyword Args:
             ok: Whether usable advice came back.
+            lasting: Whether the next call would likely fail as well. Default: ``True``.
+            free: Whether the failed call was given back to the budget. Default: ``False``.
         """
         with self._lock:
-            if self.failures is not None:
-                self.failures.observe(ok=ok)
+            self.outage.observe(ok=ok, lasting=lasting, free=free)
 
     def observe_episode(self, row: int, ret: float, advised: bool) -> None:
         """Take note of a finished episode.
@@ -277,9 +277,9 @@ class CallPolicy:
     def stats(self) -> dict[str, float]:
         """Return ``calls`` spent, ``budget_left``, ``cooldown_left`` and ``last_call_step``.
 
-        The last two in environment steps, the latter 0 before the first call. And of what is
-        switched on: ``rate_left`` (calls), ``failure_pause_left`` (environment steps),
-        ``backoff_factor``.
+        The last two in environment steps, the latter 0 before the first call. Also
+        ``outage_pause_left`` (environment steps, 0 without an outage), and of what is
+        switched on ``rate_left`` (calls) and ``backoff_factor``.
         """
         with self._lock:
             stats = {
@@ -287,11 +287,10 @@ class CallPolicy:
                 "budget_left": float(self.budget.remaining),
                 "cooldown_left": float(self.cooldown.left),
                 "last_call_step": float(self._last_call_step),
+                "outage_pause_left": float(self.outage.left),
             }
             if self.rate is not None:
                 stats["rate_left"] = float(self.rate.left)
-            if self.failures is not None:
-                stats["failure_pause_left"] = float(self.failures.left)
             if self.backoff is not None:
                 stats["backoff_factor"] = float(self.backoff.factor)
             return stats
@@ -305,7 +304,7 @@ class CallPolicy:
             "td_spike",
             "rate",
             "backoff",
-            "failures",
+            "outage",
         )
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 

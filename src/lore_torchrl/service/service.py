@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from torchrl import logger as torchrl_logger
+
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.advisors.errors import Sending, Usage
 from lore_torchrl.service.advisor_state import restore_advisor, save_advisor
-from lore_torchrl.service.answers import Verdict, judge
+from lore_torchrl.service.answers import Failure, Verdict, judge
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.counters import CallCounters
@@ -149,6 +151,8 @@ class AdviceService:
     @property
     def room(self) -> int:
         """Questions that may be asked now without exceeding ``max_in_flight``."""
+        if self._desk.stopped:
+            return 0
         return max(0, self.max_in_flight - len(self._desk.flight))
 
     # ---- what is known ----
@@ -347,18 +351,51 @@ class AdviceService:
     def _keep(self, calls: Sequence[Call], outcome: Any) -> Verdict:
         """Put what is usable into the cache, and what it cost into the ledger."""
         verdict = judge([call.request for call in calls], outcome)
+        failures = iter(verdict.failures)
         # First the answers: a kill in between forgets some tokens rather than paid advice.
         for call, advice in zip(calls, verdict.advices, strict=True):
             if advice is not None:
                 with self._storing():
                     self.cache.put(call.cache_key, advice, **call.near._asdict())
-            self.policy.observe_result(call.advice_id, advice is not None)
+                self._watch(None, free=False)
+            elif (failure := next(failures, None)) is not None:
+                refunded = self._refund(failure)
+                verdict.refunded += refunded
+                self._watch(failure, free=bool(refunded))
         if verdict.usage != Usage():
             with self._storing():
                 self.budget.settle(verdict.usage)
             with self._desk.lock:
                 self.counters.usage += verdict.usage
         return verdict
+
+    def _refund(self, failure: Failure) -> int:
+        """Give the call back if no server saw it; return the calls given back."""
+        if failure.sending is Sending.DONE:
+            return 0
+        with self._storing():
+            return self.budget.refund(sent=failure.sending is Sending.TRIED)
+        return 0
+
+    def _watch(self, failure: Failure | None, *, free: bool) -> None:
+        """Tell the policy how a call ended, and the log when an outage begins or ends."""
+        if failure is not None and failure.lasting is None:
+            return
+        outage = self.policy.outage
+        was_out = outage.out
+        self.policy.observe_result(
+            ok=failure is None, lasting=failure is not None and failure.lasting, free=free
+        )
+        if outage.out and not was_out:
+            with self._desk.lock:
+                self.counters.logged.add(failure.kind)
+            torchrl_logger.warning(
+                f"Advice stops ({failure.kind}): {failure.message.rstrip('.')}. The run goes on "
+                f"without it. The advisor is tried again with one call after {outage.left} "
+                "environment steps, then at growing intervals."
+            )
+        elif was_out and not outage.out:
+            torchrl_logger.warning("Advice is back: the advisor answers again.")
 
     def take_late(self) -> list[tuple[int, Advice | None]]:
         """Return the answers that came since the last time, each with its question's id.
@@ -383,6 +420,13 @@ class AdviceService:
         """
         return self._desk.drain(timeout_s)
 
+    def stop_asking(self) -> None:
+        """Ask nothing more, and give up what a step waits for; safe within a signal handler.
+
+        From then on :meth:`drain` waits a second in all.
+        """
+        self._desk.stop_waiting()
+
     def close(self, *, drain_s: float = 0.0) -> None:
         """Close adviser and thread, within ``drain_s`` and about two seconds.
 
@@ -400,7 +444,8 @@ class AdviceService:
 
         ``calls`` were made by this service: ``in_time`` for the step that asked, ``late``
         (both together ``answered``), ``lost`` (``failed``, or given up at a close or
-        resume) or ``in_flight``. ``hit_rate`` is the share of look-ups that found advice, 0
+        resume) or ``in_flight``. ``refunded`` ones reached no server and are no calls.
+        ``hit_rate`` is the share of look-ups that found advice, 0
         before the first. The rest is the policy's own.
         """
         with self._desk.lock:
@@ -434,17 +479,24 @@ class AdviceService:
         return state | save_advisor(self.advisor)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore all progress. What was in flight then is lost: paid for, never answered.
+        """Restore all progress.
+
+        What was in flight then is lost: paid for, never answered. So is what a durable ledger
+        has of this run from after the checkpoint.
 
         Args:
             state: What :meth:`state_dict` returned.
         """
-        self.budget.load_state_dict(state["budget"])
+        # Earlier checkpoints tell a run's own calls by its counters alone.
+        self.budget.load_state_dict({"own_calls": state["counters"]["calls"], **state["budget"]})
         self.policy.load_state_dict(state["policy"])
         self.cache.load_state_dict(state["cache"])
         with self._desk.lock:
             self._desk.flight = Flight()
             self.counters.load_state_dict(state["counters"])
-            self.counters.dropped(int(state["in_flight"]))
+            # Made after the checkpoint, by a process that was killed.
+            since = max(0, self.budget.own_calls - self.counters.calls)
+            self.counters.calls += since
+            self.counters.dropped(int(state["in_flight"]) + since)
             self._last_id = int(state["last_id"])
         restore_advisor(self.advisor, state)

@@ -43,6 +43,17 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
     ),
+    (
+        # Calls given back, and the calls of each run that shares a ledger.
+        "ALTER TABLE ledger ADD COLUMN refunds INTEGER NOT NULL DEFAULT 0",
+        """
+        CREATE TABLE runs (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            ledger TEXT NOT NULL,
+            calls INTEGER NOT NULL DEFAULT 0
+        )
+        """,
+    ),
 )
 
 

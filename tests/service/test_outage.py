@@ -1,0 +1,127 @@
+"""A server that goes away costs the advice of that time, hardly a call, and never the run."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+pytest.importorskip("httpx")
+
+from fault_server import FaultServer
+from torchrl import logger as torchrl_logger
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.advisors.chat import ChatAdvisor
+from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy
+
+ROWS = 4
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def chat(url: str, **keywords) -> ChatAdvisor:
+    settings = {"mode": "json", "deadline_s": 2.0, "backoff_s": (0.001, 0.002)}
+    return ChatAdvisor("m", base_url=url, server="vllm", **(settings | keywords))
+
+
+@pytest.fixture(params=["blocking", "async"])
+def make_service(request):
+    opened = []
+
+    def make(url: str, budget: int = 98, store=None, **keywords) -> AdviceService:
+        ledger = CallBudget(budget, store=store)
+        policy = CallPolicy(ledger)
+        advisor = chat(url, **keywords)
+        service = AdviceService(advisor, budget=ledger, policy=policy, mode=request.param)
+        opened.append(service)
+        return service
+
+    yield make
+    for service in opened:
+        service.close()
+
+
+class Steps:
+    """Vector steps in each of which every row meets a new situation."""
+
+    def __init__(self, service: AdviceService) -> None:
+        self.service = service
+        self.count = 0
+
+    def until_advice(self, limit: int) -> int | None:
+        """Return the environment steps until an answer comes, ``None`` for none by ``limit``."""
+        answered = self.service.stats()["answered"]
+        for steps in range(ROWS, limit + 1, ROWS):
+            self.count += 1
+            keys = [f"{self.count}.{row}" for row in range(ROWS)]
+            rows = self.service.policy.choose(
+                range(ROWS), betas=[1.0] * ROWS, rewards=[0.0] * ROWS, situations=keys
+            )
+            self.service.consult(
+                [AdviceRequest("A door.", ("wait", "open"), keys[row]) for row in rows]
+            )
+            assert self.service.drain(5.0) == 0
+            if self.service.stats()["answered"] > answered:
+                return steps
+        return None
+
+
+def test_an_outage_at_the_start_and_one_in_the_middle_cost_no_call(make_service, monkeypatch):
+    told = []
+    monkeypatch.setattr(torchrl_logger, "warning", told.append)
+    port = free_port()
+    service = make_service(f"http://127.0.0.1:{port}/v1")
+    steps = Steps(service)
+    assert steps.until_advice(2_000) is None
+    assert service.budget.spent == 0
+    with FaultServer(port=port):
+        assert steps.until_advice(200) is not None
+    assert steps.until_advice(2_000) is None
+    with FaultServer(port=port):
+        assert steps.until_advice(200) is not None
+    stats = service.stats()
+    # The request that finds the kept connection closed may count as sent.
+    assert service.budget.spent == stats["calls"] <= 3 and stats["lost"] <= 1
+    assert stats["refunded"] > 10
+    assert [line.split(" ")[1] for line in told] == ["stops", "is"] * 2
+
+
+@pytest.mark.parametrize("fault", ["500", "stall", "html"])
+def test_a_server_that_takes_calls_and_fails_gets_ever_fewer(make_service, fault):
+    with FaultServer(random_of=(fault,)) as server:
+        service = make_service(server.url, deadline_s=0.05, retries=0)
+        assert Steps(service).until_advice(500) is None
+    # Pauses of 16, 32, 64, 128 and 256 steps, after up to three unreadable answers in a row.
+    assert 4 <= service.budget.spent == service.stats()["lost"] <= 8
+
+
+def test_what_waits_for_its_turn_in_vain_costs_nothing(make_service):
+    with FaultServer() as server:
+        service = make_service(server.url, requests_per_minute=1, deadline_s=0.3)
+        steps = Steps(service)
+        assert steps.until_advice(4) == 4
+        assert steps.until_advice(12) is None
+        assert service.budget.spent == server.total == 1
+    assert service.errors == {"not_sent": 3} and not service.policy.outage.out
+
+
+def test_calls_after_the_last_checkpoint_are_counted_after_a_kill(make_service, tmp_path):
+    with FaultServer() as server:
+        store = AdviceStore(tmp_path / "advice.sqlite")
+        killed = make_service(server.url, store=store)
+        steps = Steps(killed)
+        steps.until_advice(4)
+        checkpoint = json.loads(json.dumps(killed.state_dict()))
+        for _ in range(3):
+            steps.until_advice(4)
+        resumed = make_service(server.url, store=AdviceStore(store.path))
+        resumed.load_state_dict(checkpoint)
+        stats = resumed.stats()
+        assert stats["calls"] == server.total == resumed.budget.spent == 4
+        assert stats["calls"] == stats["answered"] + stats["lost"]
