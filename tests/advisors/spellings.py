@@ -69,27 +69,33 @@ def hostile_replies() -> Iterator[tuple]:
     """Answers of a chat server that put the key wherever there is room for text."""
     for spelling in SPELLINGS.values():
         # Escapes that JSON understands stay escapes; what it cannot hold is escaped.
-        string = json.dumps(spelling).replace("\\\\", "\\")
-        if "\\x" in spelling or '"' in spelling:
-            string = json.dumps(spelling)
-        yield 401, f'{{"error": {{"message": {string}, "code": {string}}}}}'
+        string = json.dumps(spelling)
+        if "\\x" not in spelling and '"' not in spelling:
+            string = string.replace("\\\\", "\\")
+        header = "".join(char for char in spelling if char.isascii() and char.isprintable())
+        said = {"action": 0, "reason": spelling, spelling: spelling}
+        yield _saying(spelling, json.dumps(said))
+        yield 200, {"choices": []}, {"Content-Encoding": header}
         yield 418, f'{{"detail": {string}}}'
+        yield _saying(spelling, f'{{"action": 0, "why": {string}}}')
         yield 400, f"[{string}, {string}]"
         yield 200, spelling
+        yield _saying(spelling, f"Sure, {spelling}! {json.dumps(said)}")
         yield 200, f'{{"error": {string}}}'
-        header = "".join(char for char in spelling if char.isascii() and char.isprintable())
-        yield 200, {"choices": []}, {"Content-Encoding": header}
-        for said in (
-            spelling,
-            json.dumps({"logits": {spelling: 1.0}}),
-            json.dumps({"action": spelling}),
-            json.dumps({spelling: 1}),
-            json.dumps({"action": "left", "confidence": spelling}),
-            json.dumps({"action": 0, "reason": spelling, spelling: spelling}),
-        ):
-            message = {"role": spelling, "content": said}
-            choice = {"message": message, "finish_reason": spelling}
-            yield 200, {"choices": [choice], "model": spelling, "id": spelling}
+        yield _saying(spelling, spelling)
+        yield _saying(spelling, json.dumps(said))
+        yield _saying(spelling, json.dumps({"logits": {spelling: 1.0}}))
+        yield _saying(spelling, json.dumps({"action": spelling}))
+        yield _saying(spelling, json.dumps(said))
+        yield _saying(spelling, json.dumps({spelling: 1}))
+        yield _saying(spelling, json.dumps({"action": "left", "confidence": spelling}))
+    yield 401, f'{{"error": {{"message": {string}, "code": {string}}}}}'
+
+
+def _saying(spelling: str, content: str) -> tuple[int, dict]:
+    message = {"role": spelling, "content": content}
+    choice = {"message": message, "finish_reason": "stop"}
+    return 200, {"choices": [choice], "model": spelling, "id": spelling}
 
 
 def leaks(text: str) -> list[str]:

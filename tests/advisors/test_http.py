@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("httpx")
 
-from fault_server import FAULTS, FaultServer
+from fault_server import ATTACKS, FAULTS, FaultServer
 
 from lore_torchrl.advisors.errors import (
     AdviceError,
@@ -118,6 +118,37 @@ def test_what_no_retry_can_help_is_not_retried(mode, kind):
     with FaultServer(after=mode) as server:
         assert failure(client(server)).kind == kind
         assert server.total == 1
+
+
+@pytest.mark.parametrize("mode", ["301_elsewhere", "307_elsewhere"])
+def test_a_redirect_is_refused_and_not_followed(mode):
+    with FaultServer(after=mode) as server:
+        assert failure(client(server)).kind == f"status_{mode[:3]}"
+        assert (server.total, server.followed) == (1, 0)
+
+
+def test_a_server_that_comes_back_is_asked_again():
+    with FaultServer(after="refused") as server:
+        assert failure(client(server, retries=0)).kind == "unreachable"
+        server.after = "fine"
+        server.back()
+        assert post(client(server, retries=0)).attempts == 1
+        server.away()
+        assert failure(client(server, retries=0)).kind == "connection"
+        assert server.total == 1
+
+
+@pytest.mark.slow
+def test_every_fault_is_an_answer_or_a_typed_error_within_the_deadline():
+    for mode in ATTACKS:
+        with FaultServer(after=mode, huge_bytes=2 << 20) as server:
+            started = time.monotonic()
+            try:
+                post(client(server, deadline_s=0.5, retries=0, max_response_bytes=1 << 20))
+            except AdviceError as error:
+                assert error.kind, mode
+            assert time.monotonic() - started < 3.0, mode
+            assert server.followed == 0, mode
 
 
 @pytest.mark.parametrize("mode", ["stall", "drip"])

@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,11 @@ from lore_torchrl.advisors.errors import (
     StatusError,
     Usage,
 )
+from lore_torchrl.advisors.flawed import StaleAdvisor
 from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor, model_name
 from lore_torchrl.advisors.redaction import redact, secrets_of
 from lore_torchrl.advisors.secret import Secret
-from lore_torchrl.service import AdviceService, CallBudget
+from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, StoreError
 
 ACTIONS = ("left", "right")
 KEY = "sk-a-key-that-nobody-may-see"
@@ -345,6 +347,78 @@ def test_wrapped_secrets_are_found_and_words_are_not():
     assert redact("no token: open the door", found) == "no token: open the door"
 
 
+# ---- names of failures ----
+
+UNSAFE = ["../../x", "/tmp/x", "a\0b", "x" * 10_000, "", "é", "a b", None, 7]
+
+
+def kinds_counted(advisor):
+    with AdviceService(advisor, budget=CallBudget(1)) as service:
+        assert service.ask([ask("k")]) == [None]
+        return dict(service.errors)
+
+
+@pytest.mark.parametrize("kind", UNSAFE, ids=range(len(UNSAFE)))
+def test_a_kind_that_cannot_name_a_metric_is_counted_as_other(tmp_path, kind):
+    error = type("TheirError", (AdviceError,), {"kind": kind})("no")
+    assert kinds_counted(Says([error])) == {"other": 1}
+    assert kinds_counted(RecordingAdvisor(Says([error]), tmp_path / "a")) == {"other": 1}
+    with closing(sqlite3.connect(tmp_path / "a")) as database, database:
+        database.execute("UPDATE answers SET error_kind = ?", (str(kind),))
+    safe = str(kind) if kind in (None, 7) else "other"
+    assert kinds_counted(RecordedAdvisor(tmp_path / "a")) == {safe: 1}
+
+
+def test_a_class_that_cannot_name_a_metric_is_counted_as_other(tmp_path):
+    error = type("../../x", (RuntimeError,), {})("no")
+    assert kinds_counted(Says(error)) == {"other": 1}
+    with pytest.raises(RuntimeError):
+        answers(RecordingAdvisor(Says(error), tmp_path / "a"), ask("k"))
+    assert kinds_counted(RecordedAdvisor(tmp_path / "a")) == {"other": 1}
+
+
+def test_a_kind_in_a_recording_writes_nothing_outside_the_run_folder(tmp_path):
+    pytest.importorskip("hydra")
+    from lore_torchrl.configs import LoggerConfig
+    from lore_torchrl.dreamer.advice import advice_gauge
+    from lore_torchrl.dreamer.logging import RunLogger
+
+    path = tmp_path / "answers.sqlite"
+    recorded(path, [StatusError(500, "oops")])
+    for kind in ("../../../../x", str(tmp_path / "absolute"), "nested/deep"):
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE answers SET error_kind = ?", (kind,))
+        with AdviceService(RecordedAdvisor(path), budget=CallBudget(1)) as service:
+            service.ask([ask("k0")])
+            row = advice_gauge(service, None)
+        assert row["advice/error_other"] == 1.0
+        run = tmp_path / "a" / "b" / "run"
+        before = {file for file in tmp_path.rglob("*") if run not in file.parents}
+        logger = RunLogger(LoggerConfig(backends=["csv"]), run)
+        logger.log(1, row)
+        logger.close()
+        after = {file for file in tmp_path.rglob("*") if run not in file.parents}
+        assert after - before <= {run, *run.parents}
+        assert (run / "csv").exists()
+
+
+def test_kinds_beyond_64_share_one_metric():
+    def fail(n):
+        error = AdviceError("no")
+        error.kind = f"request_{n}"
+        return error
+
+    with AdviceService(Says(*([fail(n)] for n in range(100))), budget=CallBudget(100)) as service:
+        for n in range(100):
+            service.ask([ask(str(n))])
+        assert len(service.errors) == 65 and sum(service.errors.values()) == 100
+        assert service.errors["other"] == 36
+        state = service.state_dict()
+        state["counters"]["errors"]["../x"] = 4
+        service.load_state_dict(state)
+        assert len(service.errors) == 65 and service.errors["other"] == 40
+
+
 # ---- files that are no recordings ----
 
 
@@ -373,6 +447,215 @@ def test_bad_files_fail_at_construction(tmp_path):
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="no recorded answer"):
         RecordedAdvisor(tmp_path / "empty")
+
+
+def folder_of(path):
+    """What lies beside a file, and what is in it."""
+    return {
+        file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.parent.iterdir()
+    }
+
+
+def theirs(path, *statements):
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE birds (x)"],
+        ["CREATE TABLE birds (x)", "PRAGMA journal_mode = WAL"],
+        ["PRAGMA application_id = 7"],
+        ["CREATE TABLE recording (bird TEXT)"],
+        ["CREATE TABLE answers (bird TEXT)"],
+        ["CREATE TABLE recording (format TEXT)", "CREATE TABLE answers (bird TEXT)"],
+    ],
+)
+def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path, statements):
+    path = tmp_path / "theirs.sqlite"
+    theirs(path, *statements)
+    before = folder_of(path)
+    for append in (False, True):
+        with pytest.raises(ValueError, match=r"theirs\.sqlite"):
+            RecordingAdvisor(Says(), path, append=append)
+    with pytest.raises(ValueError, match=r"theirs\.sqlite"):
+        RecordedAdvisor(path)
+    assert folder_of(path) == before
+
+
+def test_a_database_in_use_elsewhere_is_left_as_it_is(tmp_path):
+    path = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE birds (x)")
+        # The table is in the WAL alone.
+        with pytest.raises(ValueError, match="another program's database"):
+            RecordingAdvisor(Says(), path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("birds",)]
+
+
+def test_a_store_of_advice_and_a_recording_cannot_be_one_file(tmp_path):
+    with AdviceStore(tmp_path / "store") as store:
+        CallBudget(1, store=store).spend()
+    with pytest.raises(ValueError, match="another program's database"):
+        RecordingAdvisor(Says(), tmp_path / "store")
+    recorded(tmp_path / "recording", [Advice((0.0, 1.0))])
+    with pytest.raises(StoreError, match="another program's database"):
+        CallBudget(1, store=AdviceStore(tmp_path / "recording")).spend()
+
+
+def test_a_recording_from_before_the_mark_goes_on(tmp_path):
+    path = tmp_path / "a"
+    recorded(path, [Advice((0.0, 1.0))])
+    theirs(path, "PRAGMA application_id = 0")
+    recorded(path, [Advice((1.0, 0.0))])
+    assert [a.answer.logits for a in RecordedAdvisor(path)._answers["k0"]] == [(0, 1), (1, 0)]
+
+
+def test_a_file_that_a_run_records_to_is_closed_to_other_runs(tmp_path):
+    path = tmp_path / "new.sqlite"
+    first = RecordingAdvisor(Says([Advice((0.0, 1.0))]), path, append=False)
+    for append in (False, True):
+        with pytest.raises(FileExistsError, match=r"Another run is recording to .*new\.sqlite"):
+            RecordingAdvisor(Says(), path, append=append)
+    context = multiprocessing.get_context("fork")
+    refused = context.Process(target=_append, args=(str(path), "a", 1))
+    refused.start()
+    refused.join(60)
+    assert refused.exitcode == 1
+    assert len(RecordedAdvisor(path)) == 0, "reading is free"
+    # Nothing was recorded: the next may begin.
+    first.close()
+    RecordingAdvisor(Says(), path, append=False).close()
+
+
+def test_a_killed_run_leaves_its_file_open_to_the_next(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready, told = context.Pipe(duplex=False)
+
+    def hold():
+        held = RecordingAdvisor(Says(), tmp_path / "a", append=False)
+        told.send(str(held.recording.path))
+        time.sleep(60)
+
+    child = context.Process(target=hold)
+    child.start()
+    assert ready.poll(30)
+    with pytest.raises(FileExistsError, match="Another run"):
+        RecordingAdvisor(Says(), tmp_path / "a", append=False)
+    child.kill()
+    child.join(10)
+    RecordingAdvisor(Says(), tmp_path / "a", append=False).close()
+
+
+# ---- recordings of recordings ----
+
+
+def test_a_replay_can_be_recorded_elsewhere(tmp_path):
+    turns = [Advice((0.0, 1.0), 0.5, Usage(3), "go"), QuotaError(429, "all used up"), None]
+    recorded(tmp_path / "a", turns)
+    requests = [ask(f"k{i}") for i in range(3)]
+    recorder = RecordingAdvisor(RecordedAdvisor(tmp_path / "a"), tmp_path / "b", append=False)
+    answers(recorder, *requests)
+    recorder.close()
+    first, again, none = answers(RecordedAdvisor(tmp_path / "b"), *requests)
+    assert (first, first.raw, first.usage) == (turns[0], "go", Usage(3))
+    assert isinstance(again, QuotaError) and none is None
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_replay_cannot_be_recorded_to_its_own_source(tmp_path, monkeypatch, append):
+    path = tmp_path / "a"
+    recorded(path, [Advice((0.0, 1.0))])
+    before = folder_of(path)
+    monkeypatch.chdir(tmp_path)
+    source = StaleAdvisor(RecordedAdvisor(path))
+    with pytest.raises(ValueError, match=r"own answers are in 'a'.*another path"):
+        RecordingAdvisor(source, "a", append=append)
+    assert folder_of(path) == before
+    with pytest.raises(ValueError, match=r"another path"):
+        RecordingAdvisor(RecordingAdvisor(Says(), path), path)
+
+
+# ---- damaged rows ----
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("cache_key", b"\xff"),
+        ("actions", "left"),
+        ("actions", '"left"'),
+        ("actions", "[1]"),
+        ("actions", "[" * 100_000),
+        ("logits", "[0.0, 1.0"),
+        ("logits", "7"),
+        ("logits", "[]"),
+        ("logits", "[NaN, 1.0]"),
+        ("logits", '["0", "1"]'),
+        ("logits", "[[" * 50_000),
+        ("logits", f"[{'9' * 5000}]"),
+        ("logits", f"[{10**400}]"),
+        ("logits", b"\xff\xfe"),
+        ("confidence", 2.0),
+        ("confidence", None),
+        ("confidence", "high"),
+        ("raw", b"\xff"),
+        ("raised", 1),
+        ("raised", "no"),
+        ("prompt_tokens", "many"),
+        ("cost", "free"),
+    ],
+)
+def test_a_damaged_row_is_named_with_its_file(tmp_path, column, value):
+    path = tmp_path / "damaged.sqlite"
+    recorded(path, [Advice((0.0, 1.0))], [Advice((0.0, 1.0))])
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"UPDATE answers SET {column} = ? WHERE id = 2", (value,))
+    with pytest.raises(
+        ValueError, match=r"damaged\.sqlite': row 2 of answers .*Delete it"
+    ) as error:
+        RecordedAdvisor(path)
+    assert len(str(error.value)) < 1000
+
+
+def test_a_damaged_error_row_is_named_with_its_file(tmp_path):
+    for column, value in (("error_status", "busy"), ("error_kind", b"\xff"), ("raised", b"")):
+        path = tmp_path / f"{column}.sqlite"
+        recorded(path, [StatusError(500, "oops")])
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute(f"UPDATE answers SET {column} = ?", (value,))
+        with pytest.raises(ValueError, match=rf"{column}\.sqlite': row 1"):
+            RecordedAdvisor(path)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "damaged.sqlite"
+    recorded(path, *([Advice((0.0, 1.0), raw="x" * 3000)] for _ in range(30)))
+    data = bytearray(path.read_bytes())
+    data[2 * 4096 :] = b"\x55" * (len(data) - 2 * 4096)
+    path.write_bytes(data)
+    for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
+        with pytest.raises(ValueError, match=r"damaged\.sqlite.*(record anew|another path)"):
+            build(path)
+
+
+def test_strange_numbers_of_an_error_or_a_server_can_be_recorded(tmp_path):
+    strange = StatusError(500, "oops", usage=Usage(10**40, -5, float("nan")))
+    strange.status = "busy"
+    recorded(tmp_path / "a", [strange])
+    (again,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k0"))
+    assert again.usage == Usage(2**53, -5, 0.0)
+
+
+def test_a_recording_keeps_the_beginning_of_a_huge_answer(tmp_path):
+    recorded(tmp_path / "a", [Advice((0.0, 1.0), raw="x" * 2**20)])
+    (again,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k0"))
+    assert again.raw == "x" * 65_536
+    assert (tmp_path / "a").stat().st_size < 2**18
 
 
 def test_model_name_looks_through_wrappers(tmp_path):
@@ -421,6 +704,7 @@ def test_views_are_told_apart_by_direction(tmp_path):
     "line",
     [
         "{",
+        "[" * 100_000,
         '{"image": [[[0]]], "direction": 0, "logits": [0, 1]}',
         '{"image": [[[0]]], "direction": 0, "logits": [NaN, 1], "confidence": 1}',
         '{"image": [[[0]]], "direction": 0, "logits": [0, 1], "confidence": 2}',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
@@ -17,12 +16,6 @@ from lore_torchrl.advisors.chat import ChatAdvisor
 from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy
 
 ROWS = 4
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def chat(url: str, **keywords) -> ChatAdvisor:
@@ -75,15 +68,17 @@ class Steps:
 def test_an_outage_at_the_start_and_one_in_the_middle_cost_no_call(make_service, monkeypatch):
     told = []
     monkeypatch.setattr(torchrl_logger, "warning", told.append)
-    port = free_port()
-    service = make_service(f"http://127.0.0.1:{port}/v1")
-    steps = Steps(service)
-    assert steps.until_advice(2_000) is None
-    assert service.budget.spent == 0
-    with FaultServer(port=port):
+    with FaultServer(after="refused") as server:
+        service = make_service(server.url)
+        steps = Steps(service)
+        assert steps.until_advice(2_000) is None
+        assert service.budget.spent == 0
+        server.after = "fine"
+        server.back()
         assert steps.until_advice(200) is not None
-    assert steps.until_advice(2_000) is None
-    with FaultServer(port=port):
+        server.away()
+        assert steps.until_advice(2_000) is None
+        server.back()
         assert steps.until_advice(200) is not None
     stats = service.stats()
     # The request that finds the kept connection closed may count as sent.

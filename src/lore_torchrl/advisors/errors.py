@@ -29,6 +29,7 @@ with every character visible, without keys.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -237,3 +238,16 @@ class FatalAdviceError(RuntimeError):
     it in the caller. An adviser raises it where going on would give a result that is not
     what was asked for, such as a repeated run that leaves its recording.
     """
+
+
+def safe_kind(kind: object) -> str:
+    """Return ``kind`` if it can name a metric and a file, and ``"other"`` if not.
+
+    It can with 1 to 64 ASCII letters, digits, underscores and hyphens.
+
+    Examples:
+        >>> safe_kind("rate_limited"), safe_kind("../../x"), safe_kind(None)
+        ('rate_limited', 'other', 'other')
+    """
+    safe = isinstance(kind, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", kind)
+    return kind if safe else "other"

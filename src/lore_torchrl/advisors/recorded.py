@@ -75,8 +75,10 @@ class RecordingAdvisor:
 
     Raises:
         TypeError: If ``advisor`` has no ``advise``.
-        FileExistsError: If the file holds answers and ``append`` is false.
-        ValueError: If the file is no recording.
+        FileExistsError: If the file holds answers and ``append`` is false, or another
+            recorder has it for itself.
+        ValueError: If the file is no recording, or the one that ``advisor`` answers from or
+            records to.
 
     Examples:
         >>> import asyncio, tempfile
@@ -99,6 +101,11 @@ class RecordingAdvisor:
         if not callable(getattr(advisor, "advise", None)):
             raise TypeError(
                 f"RecordingAdvisor needs an advisor with an async `advise`, got {advisor!r}."
+            )
+        if Path(path).expanduser().resolve() in _recordings_of(advisor):
+            raise ValueError(
+                f"The advisor's own answers are in {str(path)!r}, which can therefore not be "
+                "recorded to: give record= another path."
             )
         self.advisor = advisor
         self.recording = Recording(path, append=append)
@@ -175,6 +182,22 @@ class RecordingAdvisor:
         """Restore the wrapped adviser's state."""
         if hasattr(self.advisor, "load_state_dict"):
             self.advisor.load_state_dict(state_dict)
+
+
+def _recordings_of(advisor: object) -> set[Path]:
+    """Return the files that an advisor, or one that it wraps, answers from or records to."""
+    found, seen, pending = set(), set(), [advisor]
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, RecordedAdvisor):
+            found.add(one.path.resolve())
+        elif isinstance(one, RecordingAdvisor):
+            found.add(one.recording.path)
+        pending += [getattr(one, name, None) for name in ("advisor", "before", "after")]
+    return found
 
 
 def _recorded(answer: Any) -> RecordedAnswer:
@@ -307,7 +330,7 @@ def read_views(path: Path) -> dict[str, list[RecordedAnswer]]:
                 key = _view_key({"view": row["image"], "direction": row["direction"]})
                 logits = tuple(float(value) for value in row["logits"])
                 advice = Advice(logits, float(row["confidence"]), raw=line.decode().strip())
-            except (KeyError, TypeError, ValueError, OverflowError) as err:
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as err:
                 raise ValueError(
                     f"{str(path)!r}, line {number}, is no recorded answer "
                     f"({type(err).__name__}: {err}). A line holds image, direction, logits and "

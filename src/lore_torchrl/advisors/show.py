@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import AdviceError
-from lore_torchrl.advisors.redaction import redact, remember, secrets_of, shown, visible
+from lore_torchrl.advisors.errors import AdviceError, safe_kind
+from lore_torchrl.advisors.redaction import redact, remember, secrets_of, visible
 
 _BAR = 40
 _RAW = 4000
@@ -36,7 +36,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
     if answer is None:
         lines += ["The adviser has nothing to say here."]
     elif isinstance(answer, AdviceError):
-        lines += ["Error", "-----", f"{answer.kind}: {shown(str(answer), 500)}"]
+        lines += ["Error", "-----", f"{safe_kind(answer.kind)}: {answer}"]
     else:
         if answer.raw:
             raw = redact(answer.raw[:_RAW], cut=len(answer.raw) > _RAW)

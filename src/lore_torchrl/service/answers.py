@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Sending, Usage
+from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Sending, Usage, safe_kind
 
 
 class Failure(NamedTuple):
@@ -78,7 +78,8 @@ def judge(requests: Sequence[AdviceRequest], outcome: Any) -> Verdict:
         if isinstance(answer, FatalAdviceError):
             verdict.fatal = verdict.fatal or answer
         elif isinstance(answer, Advice) and len(answer.logits) == len(request.actions):
-            verdict.advices[place] = answer
+            # Without the raw text, which who records the answer has seen.
+            verdict.advices[place] = Advice(answer.logits, answer.confidence)
         else:
             verdict.failures.append(_failure(answer, request))
     return verdict
@@ -96,10 +97,10 @@ def _failure(answer: Any, request: AdviceRequest | None = None) -> Failure:
     if answer is None:
         return Failure("unanswered", f"no answer to {request.cache_key!r}", lasting=None)
     if isinstance(answer, AdviceError):
-        return Failure(answer.kind, str(answer), answer.lasting, answer.sending)
+        return Failure(safe_kind(answer.kind), str(answer), answer.lasting, answer.sending)
     if isinstance(answer, TimeoutError):
         return Failure("timeout", str(answer) or "no answer within the deadline", lasting=True)
     if isinstance(answer, BaseException):
         lasting = isinstance(answer, OSError)
-        return Failure(type(answer).__name__, str(answer), lasting=lasting)
+        return Failure(safe_kind(type(answer).__name__), str(answer), lasting=lasting)
     return Failure("wrong_type", f"{type(answer).__name__} where Advice was expected")

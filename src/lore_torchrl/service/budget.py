@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.errors import Usage
 from lore_torchrl.service.locks import SharedLock
-from lore_torchrl.service.store import AdviceStore, StoreError
+from lore_torchrl.service.store import AdviceStore, StoreBusyError, StoreError, patience
 
 # Above any real count, and far from the end of SQLite's 64-bit integers.
 _MOST_TOKENS = 2**53
@@ -18,6 +18,12 @@ _MOST_TOKENS = 2**53
 
 class BudgetExceededError(RuntimeError):
     """More was spent than the budget holds; nothing has been taken from it."""
+
+
+class DamagedLedgerError(StoreError):
+    """The ledger's row cannot be read, so that nothing is spent from it."""
+
+    kind = "ledger"
 
 
 class Spent(NamedTuple):
@@ -46,7 +52,8 @@ class CallBudget:
 
     With a ``store`` the ledger is a row in its file, and all that is spent is on disk
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
-    from the same row, so that together they stay within the total.
+    from the same row, so that together they stay within the total. A look at the budget
+    never waits for other processes' writing: it may tell what was known last.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
@@ -103,6 +110,9 @@ class CallBudget:
         self.max_tokens = max_tokens
         self.max_cost = max_cost
         self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
+        # Tokens and money that could not be entered yet.
+        self._owed = Spent()
+        self._lock = SharedLock()
 
     def __repr__(self) -> str:
         return f"CallBudget(total={self.total}, spent={self.spent})"
@@ -120,17 +130,37 @@ class CallBudget:
     @property
     def tokens(self) -> int:
         """Tokens that answers have reported so far."""
-        return self._ledger.read().tokens
+        return self._read().tokens
 
     @property
     def cost(self) -> float:
         """Money that answers have cost so far."""
-        return self._ledger.read().cost
+        return self._read().cost
 
     @property
     def remaining(self) -> int:
         """Calls that are left, never below 0; 0 when tokens or money are used up."""
-        return self._left(self._ledger.read())
+        return self._left(self._read())
+
+    def _read(self) -> Spent:
+        return _sum(self._ledger.read(), self._owed)
+
+    @contextmanager
+    def _change(self) -> Iterator[Any]:
+        """Open the ledger, and enter first what is owed."""
+        owed = Spent()
+        try:
+            with self._ledger.change() as ledger:
+                with self._lock:
+                    owed, self._owed = self._owed, owed
+                if owed != Spent():
+                    ledger.add(owed)
+                yield ledger
+        except BaseException:
+            # The transaction was undone.
+            with self._lock:
+                self._owed = _sum(self._owed, owed)
+            raise
 
     def _left(self, spent: Spent) -> int:
         if self.max_tokens is not None and spent.tokens >= self.max_tokens:
@@ -152,7 +182,7 @@ class CallBudget:
             ValueError: If ``n`` is negative.
         """
         _check_n(n)
-        with self._ledger.change() as ledger:
+        with self._change() as ledger:
             left = self._left(ledger.read())
             if n > left:
                 raise BudgetExceededError(
@@ -178,7 +208,7 @@ class CallBudget:
             ValueError: If ``n`` is negative.
         """
         _check_n(n)
-        with self._ledger.change() as ledger:
+        with self._change() as ledger:
             taken = min(n, self._left(ledger.read()))
             ledger.add(Spent(calls=taken))
         return taken
@@ -201,7 +231,7 @@ class CallBudget:
             ValueError: If ``n`` is negative.
         """
         _check_n(n)
-        with self._ledger.change() as ledger:
+        with self._change() as ledger:
             if sent:
                 n = min(n, max(0, self.total - ledger.read().refunds))
             ledger.add(Spent(calls=-n, refunds=n if sent else 0))
@@ -209,6 +239,8 @@ class CallBudget:
 
     def settle(self, usage: Usage) -> None:
         """Add what an answer has cost; also for a failed one that was charged.
+
+        What cannot be entered now is entered with the next change.
 
         Args:
             usage: Tokens and money. Servers report strange numbers: a negative or
@@ -223,12 +255,14 @@ class CallBudget:
         )
         cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
         if tokens or cost:
-            with self._ledger.change() as ledger:
-                ledger.add(Spent(tokens=tokens, cost=cost))
+            with self._lock:
+                self._owed = _sum(self._owed, Spent(tokens=tokens, cost=cost))
+            with self._change():
+                pass  # it enters what is owed
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
-        spent, own = self._ledger.read(), self._ledger.own()
+        spent, own = self._read(), self._ledger.own()
         return {
             "spent": spent.calls,
             "tokens": spent.tokens,
@@ -265,6 +299,10 @@ def _check_n(n: int) -> None:
         raise ValueError(f"A number of calls must not be negative, got n={n}.")
 
 
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(*(a + b for a, b in zip(one, other, strict=True)))
+
+
 class _MemoryLedger:
     """A ledger that ends with its process; also the open ledger of its own changes."""
 
@@ -287,7 +325,7 @@ class _MemoryLedger:
             yield self
 
     def add(self, more: Spent) -> None:
-        self._spent = Spent(*(a + b for a, b in zip(self._spent, more, strict=True)))
+        self._spent = _sum(self._spent, more)
         self._own += more.calls
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
@@ -310,10 +348,15 @@ class _StoreLedger:
 
     def read(self) -> Spent:
         try:
-            self._last = _spent(self._store.read(_READ, (self._name,)))
+            with patience(0.0):
+                rows = self._store.read(_READ, (self._name,))
+            with self._naming_damage():
+                self._last = _spent(rows)
+        except (StoreBusyError, DamagedLedgerError):
+            # What was read last will do to look at: spending asks the file itself.
+            self._last = self._last or Spent()
         except StoreError:
-            # What was read last will do to look at: spending asks the file itself. A store
-            # that never worked is a mistake to be told at once.
+            # A store that never worked is a mistake to be told at once.
             if self._last is None:
                 raise
         return self._last
@@ -321,21 +364,39 @@ class _StoreLedger:
     def own(self) -> int:
         if self.run is not None:
             try:
-                ((self._last_own,),) = self._store.read(_READ_RUN, (self.run, self._name))
+                with patience(0.0):
+                    rows = self._store.read(_READ_RUN, (self.run, self._name))
             except StoreError:
                 return self._last_own
+            if rows and isinstance(rows[0][0], int):
+                self._last_own = rows[0][0]
         return self._last_own
 
     @contextmanager
     def change(self) -> Iterator[_OpenRow]:
         with self._store.write() as connection:
             row = _OpenRow(connection, self._name, self.run)
+            # Before any sum: SQLite takes a text for 0.
+            with self._naming_damage():
+                row.read()
             yield row
         # Not before the transaction is through: a row undone is no row.
         self.run = row.run
 
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise DamagedLedgerError(
+                f"{self._store.path}: the ledger {self._name!r} is damaged ({error}). No call is "
+                "made, since nobody knows what was spent. Mend its row, or name another ledger."
+            ) from error
+
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
-        with self.change() as row:
+        self._last, self._last_own = saved, own
+        # A damaged ledger is told of when a call is to be paid.
+        with suppress(DamagedLedgerError), self.change() as row:
             row.resume(run, own)
             row.enter(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
 
@@ -384,5 +445,11 @@ _BEGIN_RUN = "INSERT INTO runs (ledger, calls) VALUES (?, ?)"
 _ADD_RUN = "UPDATE runs SET calls = calls + ? WHERE id = ?"
 
 
-def _spent(rows: list[tuple[int, int, float, int]]) -> Spent:
-    return Spent(*rows[0]) if rows else Spent()
+def _spent(rows: list[tuple[Any, ...]]) -> Spent:
+    if not rows:
+        return Spent()
+    for name, value in zip(Spent._fields, rows[0], strict=True):
+        kind = (int, float) if name == "cost" else int
+        if not isinstance(value, kind) or not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value!r:.40}")
+    return Spent(*rows[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from lore_torchrl.advisors.base import Advice
 from lore_torchrl.service.answer_table import AnswerTable, StoredAnswer
 from lore_torchrl.service.locks import SharedLock
 from lore_torchrl.service.neighbours import Neighbourhood, as_vector
-from lore_torchrl.service.store import AdviceStore
+from lore_torchrl.service.store import AdviceStore, StoreBusyError, patience
 from lore_torchrl.service.votes import Ballots, average
 
 _COUNTERS = ("hits", "near_hits", "misses", "expired", "refuted")
@@ -234,9 +235,11 @@ class AdviceCache:
     ) -> tuple[str | None, list[str]]:
         """Return the key that serves, and the expired ones passed over on the way to it."""
         if not self._alive(key):
-            self.pull()
-            if self._dropped and not self._alive(key):
-                self._admit(self._stored("key = ?", key))
+            # What waits behind another process's lock comes at a later miss.
+            with suppress(StoreBusyError), patience(0.0):
+                self.pull()
+                if self._dropped and not self._alive(key):
+                    self._admit(self._stored("key = ?", key))
         dead = []
         for found in self._candidates(key, coarse, latent):
             if self._serves(found, key):
@@ -297,7 +300,7 @@ class AdviceCache:
 
         Args:
             key: Exact key.
-            advice: The answer; without its ``raw`` text and its ``usage`` in the store.
+            advice: The answer. Its ``raw`` text and its ``usage`` are not kept.
             coarse: Coarse key under which neighbours may find it. Default: none.
             latent: Latent ``[D]`` near which neighbours may find it. Default: none.
 
@@ -306,6 +309,8 @@ class AdviceCache:
                 nevertheless, and is served from there.
             ValueError: If ``latent`` is not a vector.
         """
+        # A raw answer may have megabytes, and the cache lives as long as the run.
+        advice = Advice(advice.logits, advice.confidence)
         entry = _Entry(advice, coarse, None if latent is None else as_vector(latent))
         with self._lock:
             if not self._ballots.answered(key, coarse, advice):
@@ -341,6 +346,16 @@ class AdviceCache:
 
     # ---- the store ----
 
+    def expect(self, n_actions: int) -> None:
+        """Take answers with ``n_actions`` logits alone from the store."""
+        if self._table is not None:
+            self._table.n_actions = n_actions
+
+    def take_unreadable(self) -> list[str]:
+        """Return one line about each row of the store that could not be read, once."""
+        lines = [] if self._table is None else self._table.unreadable
+        return [lines.popleft() for _ in range(len(lines))]
+
     def _save(self, entries: Sequence[tuple[str, _Entry]]) -> None:
         if self._table is None or not entries:
             return
@@ -362,6 +377,8 @@ class AdviceCache:
 
     def _admit(self, rows: Sequence[StoredAnswer]) -> None:
         for seq, key, advice, coarse, latent in rows:
+            if advice is None:
+                continue
             known = self._entries.get(key)
             if seq > (self._outlived.get(key, 0) if known is None else known.seq):
                 self._insert(key, _Entry(advice, coarse, latent, born=self._now, seq=seq))
@@ -438,7 +455,9 @@ class AdviceCache:
             if known is not None and known.seq > entry.seq:
                 continue  # bought anew since, by another process or before a crash
             entries.append((key, entry))
-            if self.store is not None and known is None and not self._stored("key = ?", key):
+            # A row that cannot be read is as good as none.
+            stored = known is not None or any(r.advice for r in self._stored("key = ?", key))
+            if self.store is not None and not stored:
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
         try:

@@ -8,12 +8,14 @@ from typing import Any
 
 from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.advisors.errors import Usage, safe_kind
 from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.answers import Verdict
 
 # Latencies that the percentiles are taken over.
 _LATENCIES = 1_000
+# Kinds of failures that are told apart: each is a metric, in some loggers a file.
+_MOST_KINDS = 64
 
 
 class CallCounters:
@@ -86,15 +88,17 @@ class CallCounters:
         """Count failures by kind and log the first of each.
 
         Args:
-            kind: Short name of what went wrong.
+            kind: Short name of what went wrong; beyond 64 of them, all others are "other".
             message: One line about this case.
             count: Questions that it concerns. Default: ``1``.
         """
+        if kind not in self.errors and len(self.errors) >= _MOST_KINDS:
+            kind = "other"
         self.errors[kind] += count
         if kind not in self.logged:
             self.logged.add(kind)
             torchrl_logger.warning(
-                f"LoRe goes on without some advice ({shown(kind, 40)}): {shown(message)}. "
+                f"LoRe goes on without some advice ({kind}): {shown(message).rstrip('.')}. "
                 "Further failures of this kind are counted, not logged."
             )
 
@@ -144,7 +148,9 @@ class CallCounters:
         Args:
             state: What :meth:`state_dict` returned.
         """
-        self.errors = Counter(state["errors"])
+        self.errors = Counter()
+        for kind, count in state["errors"].items():
+            self.errors[safe_kind(kind)] += int(count)
         for name in ("calls", "in_time", "late", "lost", "failed"):
             setattr(self, name, int(state[name]))
         self.refunded = int(state.get("refunded", 0))

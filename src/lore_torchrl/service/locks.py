@@ -31,6 +31,14 @@ class SharedLock:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds, and return whether the lock is held now."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Let go of what :meth:`acquire` or a ``with`` block holds."""
         self._lock.release()
 
     def __reduce__(self) -> tuple[type[SharedLock], tuple[()]]:

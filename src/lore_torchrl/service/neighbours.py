@@ -100,7 +100,9 @@ class Neighbourhood:
         vector = None if latent is None or self.radius is None else as_vector(latent)
         if vector is not None:
             keys, table = self._table(len(vector))
-            distances = np.sqrt(((table - vector) ** 2).sum(1))
+            # Another program's numbers may lie further away than a float32 tells.
+            with np.errstate(over="ignore"):
+                distances = np.sqrt(((table - vector) ** 2).sum(1))
             order = np.argsort(distances, kind="stable")
             found += [keys[i] for i in order if distances[i] <= self.radius]
         return found

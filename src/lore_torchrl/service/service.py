@@ -7,6 +7,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 from torchrl import logger as torchrl_logger
@@ -21,11 +22,15 @@ from lore_torchrl.service.counters import CallCounters
 from lore_torchrl.service.desk import AdviceDesk
 from lore_torchrl.service.flight import Call, Flight, Near, Reply
 from lore_torchrl.service.policy import CallPolicy
-from lore_torchrl.service.store import StoreError
+from lore_torchrl.service.store import StoreError, patience
 
 # A situation without neighbours.
 _NOWHERE = Near()
 _MAX_QUESTIONS = 256
+# What a step waits for other processes that write into the store, in seconds, and what
+# keeping a batch's answers waits.
+_PAY_WAIT_S = {"blocking": 0.2, "async": 0.02}
+_KEEP_WAIT_S = 0.2
 
 
 class AdviceService:
@@ -158,7 +163,7 @@ class AdviceService:
     # ---- what is known ----
 
     def question(self, advice_id: int) -> AdviceRequest | None:
-        """Return one of the last 256 questions by its number, ``None`` if it is older."""
+        """Return one of the last 256 questions by its number, without its picture."""
         with self._desk.lock:
             return self._questions.get(advice_id)
 
@@ -316,10 +321,11 @@ class AdviceService:
     def _pay(self, questions: Sequence[tuple[AdviceRequest, Near]]) -> list[Call]:
         """Spend a call for each question, as far as the budget goes."""
         try:
-            paid = self.budget.spend_up_to(len(questions)) if questions else 0
+            with patience(_PAY_WAIT_S[self.mode]):
+                paid = self.budget.spend_up_to(len(questions)) if questions else 0
         except StoreError as error:
             # What cannot be entered into the ledger is not asked.
-            self._record("store", str(error), len(questions))
+            self._record(error.kind, str(error), len(questions))
             return []
         if beyond := len(questions) - paid:
             self._record("budget", f"{beyond} questions beyond the budget", beyond)
@@ -331,7 +337,10 @@ class AdviceService:
                 near = near._replace(coarse=self._prefixed(near.coarse))
                 key = self._prefixed(request.cache_key)
                 calls.append(Call(self._last_id, request, key, near))
-                self._questions[self._last_id] = request
+                # A picture may be large, and who looks here reads the text.
+                self._questions[self._last_id] = (
+                    request if request.image is None else replace(request, image=None)
+                )
                 if len(self._questions) > _MAX_QUESTIONS:
                     self._questions.popitem(last=False)
         return calls
@@ -342,12 +351,16 @@ class AdviceService:
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
-        """Count a disk that fails; memory has what was to be stored all the same."""
+        """Count a disk that fails, and damaged rows; memory has what was to be stored."""
         try:
-            yield
+            with patience(_KEEP_WAIT_S):
+                yield
         except StoreError as error:
-            self._record("store", str(error), 1)
+            self._record(error.kind, str(error), 1)
+        for line in self.cache.take_unreadable():
+            self._record("store_row", line, 1)
 
+    @patience(_KEEP_WAIT_S)
     def _keep(self, calls: Sequence[Call], outcome: Any) -> Verdict:
         """Put what is usable into the cache, and what it cost into the ledger."""
         verdict = judge([call.request for call in calls], outcome)

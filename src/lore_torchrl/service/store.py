@@ -57,8 +57,43 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
+# What another process's writing answers; everything else will not pass by waiting.
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+_waiting = threading.local()
+
+
 class StoreError(RuntimeError):
-    """The store cannot be read or written; what was to be written has not been."""
+    """The store cannot be read or written; what was to be written has not been.
+
+    ``kind`` is what the service counts it as.
+    """
+
+    kind = "store"
+
+
+class StoreBusyError(StoreError):
+    """Another process is writing, and this thread waits no longer; a later try may do."""
+
+    kind = "store_busy"
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Bound what this thread waits for other writers of any store within a ``with`` block.
+
+    It bounds all waits of the block together, and only shortens what an outer block or a
+    store's ``busy_timeout_s`` allows. With 0 the thread tries once and never waits.
+
+    Args:
+        seconds: Longest wait.
+    """
+    outer = getattr(_waiting, "until", math.inf)
+    _waiting.until = min(outer, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _waiting.until = outer
 
 
 class AdviceStore:
@@ -72,8 +107,8 @@ class AdviceStore:
 
     Args:
         path: The file; it and its folder are made where they are missing.
-        busy_timeout_s: Longest wait for other processes' writing, in seconds.
-            Default: ``10.0``.
+        busy_timeout_s: Longest wait for other processes' writing, in seconds, unless
+            :func:`patience` allows less. Default: ``10.0``.
 
     Raises:
         ValueError: If ``path`` is a folder or ``":memory:"``, or ``busy_timeout_s`` is
@@ -134,8 +169,8 @@ class AdviceStore:
         Raises:
             StoreError: If the file cannot be read.
         """
-        with self._locks["read"], self._errors():
-            return self._connection("read").execute(sql, parameters).fetchall()
+        with self._use("read") as connection:
+            return connection.execute(sql, parameters).fetchall()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -148,11 +183,10 @@ class AdviceStore:
             The connection to read and write through.
 
         Raises:
-            StoreError: If the file cannot be written, or others write for longer than
-                ``busy_timeout_s``.
+            StoreBusyError: If others write for longer than this thread waits.
+            StoreError: If the file cannot be written.
         """
-        with self._locks["write"], self._errors():
-            connection = self._connection("write")
+        with self._use("write") as connection:
             try:
                 # At once for writing: a lock taken only at the first change could find
                 # that another process has changed what was read.
@@ -173,32 +207,51 @@ class AdviceStore:
     # ---- the connection ----
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _use(self, use: str) -> Iterator[sqlite3.Connection]:
+        """Hold the connection for one use, within this thread's patience."""
+        until = time.monotonic() + self._patience_s
+        if not self._locks[use].acquire(timeout=self._patience_s):
+            raise self._busy("another thread of this process is using it")
         try:
-            yield
+            if use not in self._connections:
+                self._connections[use] = self._open(until)
+            connection = self._connections[use]
+            _wait_until(connection, until)
+            yield connection
         except (sqlite3.Error, OSError) as error:
+            if _is_busy(error):
+                raise self._busy(error) from error
             raise StoreError(
                 f"{self.path} cannot be used: {error}. Check that it is a file of this package "
-                "on a local disk with room, and that no process holds it open for writing for "
-                f"more than {self.busy_timeout_s:g} s."
+                "on a local disk with room."
             ) from error
+        finally:
+            self._locks[use].release()
 
-    def _connection(self, use: str) -> sqlite3.Connection:
-        if use not in self._connections:
-            self._connections[use] = self._open()
-        return self._connections[use]
+    @property
+    def _patience_s(self) -> float:
+        left = getattr(_waiting, "until", math.inf) - time.monotonic()
+        return max(0.0, min(self.busy_timeout_s, left))
 
-    def _open(self) -> sqlite3.Connection:
+    def _busy(self, reason: object) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.path} cannot be used: {reason}. It is tried again later; if that does not "
+            "help, end the process that holds it open for writing."
+        )
+
+    def _open(self, until: float) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(
             self.path,
-            timeout=self.busy_timeout_s,
             isolation_level=None,  # transactions are opened by hand, in `write`
             check_same_thread=False,  # the locks see to that
         )
+        # Text that is no UTF-8 would make the whole query fail, not the row.
+        connection.text_factory = _decoded
         try:
+            _wait_until(connection, until)
             self._check_owner(connection)
-            self._enter_wal(connection)
+            self._enter_wal(connection, until)
             # The default of WAL may lose the last commits with the machine's power, and
             # a lost spend is a refund. One flush beside a call over a network is nothing.
             connection.execute("PRAGMA synchronous = FULL")
@@ -209,23 +262,22 @@ class AdviceStore:
         return connection
 
     def _check_owner(self, connection: sqlite3.Connection) -> None:
-        ours = _value(connection, "PRAGMA application_id") == _APPLICATION_ID
-        if not ours and _value(connection, "SELECT count(*) FROM sqlite_master"):
+        owner = _value(connection, "PRAGMA application_id")
+        if owner == 0 and _value(connection, "SELECT count(*) FROM sqlite_master"):
             # Another process may have made the tables between the two queries.
-            if _value(connection, "PRAGMA application_id") == _APPLICATION_ID:
-                return
+            owner = _value(connection, "PRAGMA application_id") or None
+        if owner not in (0, _APPLICATION_ID):
             raise StoreError(f"{self.path} is another program's database. Name another file.")
 
-    def _enter_wal(self, connection: sqlite3.Connection) -> None:
+    def _enter_wal(self, connection: sqlite3.Connection, until: float) -> None:
         # SQLite does not wait by itself where two processes switch a new file at once.
         # A file system without shared memory stays with its journal, which is as safe.
-        give_up = time.monotonic() + self.busy_timeout_s
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 return
-            except sqlite3.OperationalError:
-                if time.monotonic() > give_up:
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > until:
                     raise
                 time.sleep(0.01)
 
@@ -253,6 +305,23 @@ class AdviceStore:
                 f"{len(_MIGRATIONS)}. Upgrade lore-torchrl, or name another file."
             )
         return version
+
+
+def _wait_until(connection: sqlite3.Connection, until: float) -> None:
+    left = max(0.0, until - time.monotonic())
+    connection.execute(f"PRAGMA busy_timeout = {int(1000 * left)}")
+
+
+def _is_busy(error: Exception) -> bool:
+    # The low byte is the code, the rest says more about it.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY_CODES
+
+
+def _decoded(text: bytes) -> str | bytes:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 def _value(connection: sqlite3.Connection, sql: str) -> Any:

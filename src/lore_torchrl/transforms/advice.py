@@ -195,6 +195,7 @@ class AdviceTransform(Transform):
         self._coarse_key = describer.coarse_key if coarse else None
         self.refute = refute
         self._n_actions = len(describer.actions)
+        service.cache.expect(self._n_actions)
         anchors = getattr(describer, "anchors", None)
         self._anchors = None if anchors is None else np.asarray(anchors, dtype=np.float32)
         self._forget_rows()
