@@ -15,10 +15,12 @@ import sys
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.advisors.show import ask_once
 from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.acting import family_of
 from lore_torchrl.dreamer.advice import build_advisor
+from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.envs.family import planner_of
 from lore_torchrl.envs.situation import sample_request
 
@@ -28,6 +30,7 @@ register_configs()
 @hydra.main(version_base="1.3", config_path="../configs", config_name="advise")
 def main(config: DictConfig) -> None:
     """Reach a situation, ask, print; exit with 1 where there is no advice."""
+    hide_secrets(config)
     try:
         env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
         family = family_of(env)
@@ -49,4 +52,5 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    redact_output()
     main()

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run_lock import file_lock
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 RUNS = {"LoRe": [], "stock DreamerV3": ["lore=off"]}
@@ -99,7 +100,7 @@ def report(folders: dict[str, Path]) -> None:
 
 
 def main() -> None:
-    """Run both, then report."""
+    """Read the command line, and run alone in the folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--eval-interval", type=int, default=2_500)
@@ -107,6 +108,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/demo"))
     args = parser.parse_args()
     output = args.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    with file_lock(output / "demo.lock") as lock:
+        if lock is None:
+            sys.exit(f"Another demo writes to {output}: wait for it, or give another --output.")
+        demo(output, args)
+
+
+def demo(output: Path, args: argparse.Namespace) -> None:
+    """Run both, then report."""
     folders = {"LoRe": output / "lore", "stock DreamerV3": output / "stock"}
     started = time.perf_counter()
     processes = {name: start(folders[name], RUNS[name], args) for name in RUNS}

@@ -2,7 +2,7 @@
 
 Examples::
 
-    python examples/inspect.py checkpoint=outputs/2026-01-01/12-00-00
+    python examples/inspect.py checkpoint=outputs/2026-01-01/12-00-00-123456
     python examples/inspect.py checkpoint=RUN_FOLDER episodes=1 share=1.0 video=mp4
     python examples/inspect.py checkpoint=RUN_FOLDER calls=20
 """
@@ -13,6 +13,7 @@ if __name__ == "__main__":
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
+    from lore_torchrl.advisors.redaction import redact_output
     from lore_torchrl.configs import register_configs
     from lore_torchrl.inspection import inspect_checkpoint
 
@@ -29,6 +30,7 @@ if __name__ == "__main__":
             print(f"episode {index}: {episode.outcome}")
         print(f"page {page}")
 
+    redact_output()
     main()
 else:
     # A script beside this one imports the standard library's inspect, and finds this file

@@ -24,6 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lore_torchrl.configs import register_configs
+from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.experiments.study import run_study
 
 register_configs()
@@ -34,6 +35,7 @@ CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="study")
 def main(config: DictConfig) -> None:
     """Run what is open, then report."""
+    hide_secrets(config)
     script = Path(__file__).resolve().parent / "train.py"
     errors, page = run_study(OmegaConf.to_object(config), script=script)
     if page is not None:

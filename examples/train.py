@@ -5,7 +5,7 @@ Examples::
     python examples/train.py experiment=doorkey5x5
     python examples/train.py experiment=doorkey5x5 lore=off
     python examples/train.py experiment=doorkey5x5 logger=wandb seed=1
-    python examples/train.py experiment=doorkey5x5 resume=outputs/2026-01-01/12-00-00
+    python examples/train.py experiment=doorkey5x5 resume=outputs/2026-01-01/12-00-00-123456
 
 The exit code is 0 only for a run that went to its last step: 130 after Ctrl-C, 143 after SIGTERM,
 1 where ``health.stop`` ended it.
@@ -18,8 +18,10 @@ import signal
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.run import read_stop, train
+from lore_torchrl.dreamer.secrets import hide_secrets
 
 register_configs()
 
@@ -27,6 +29,7 @@ register_configs()
 @hydra.main(version_base="1.3", config_path="../configs", config_name="config")
 def main(config: DictConfig) -> float:
     """Train once; the held-out success is what a sweeper maximises."""
+    hide_secrets(config)
     summary = train(OmegaConf.to_object(config))
     for name in ("eval/success", "train/success", "advice/calls", "time/steps_per_s"):
         if name in summary:
@@ -44,4 +47,5 @@ def main(config: DictConfig) -> float:
 
 
 if __name__ == "__main__":
+    redact_output()
     main()

@@ -40,7 +40,7 @@ ALLOWED = {
         "service",
         "transforms",
     },
-    "experiments": {"configs", "dreamer"},
+    "experiments": {"advisors", "configs", "dreamer"},
     "inspection": {"advisors", "configs", "dreamer", "envs", "keys", "modules"},
     # The package's own __init__: the public names.
     "__init__": {

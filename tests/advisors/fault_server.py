@@ -466,7 +466,8 @@ class FaultServer:
             for the same ``seed``.
         after: Mode once the script is over, where ``random_of`` is empty.
         seed: Seed of the choice.
-        reply: Answers the mode ``fine``: path and body to status and JSON.
+        reply: Answers the mode ``fine``: path and body to status and JSON, or text as it is, and
+            headers if there are to be any.
         delay_s: Delay of the mode ``slow``.
         retry_after: Header of the mode ``429_after``.
         huge_bytes: Bytes that the mode ``huge`` sends.
@@ -479,7 +480,7 @@ class FaultServer:
         random_of: Sequence[str] = (),
         after: str = "fine",
         seed: int = 0,
-        reply: Callable[[str, Mapping[str, Any]], tuple[int, dict[str, Any]]] = chat_reply,
+        reply: Callable[[str, Mapping[str, Any]], tuple] = chat_reply,
         delay_s: float = 1.0,
         retry_after: str = "0.05",
         huge_bytes: int = 100 << 20,
@@ -622,8 +623,8 @@ class FaultServer:
 
     def _answer(self, mode: str, asked: Asked) -> Sent:
         if mode in ("fine", "slow"):
-            status, data = self.reply(asked.path, asked.body)
-            return Sent(json.dumps(data), status)
+            status, data, *headers = self.reply(asked.path, asked.body)
+            return Sent(data if isinstance(data, str) else json.dumps(data), status, *headers)
         if mode in _FAULTS:
             return _FAULTS[mode](asked)
         assert mode.isdigit(), f"unknown mode {mode}"

@@ -27,12 +27,15 @@ from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES
 from lore_torchrl.advisors.parsing import Preference
 from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
+from lore_torchrl.advisors.redaction import redact
 from lore_torchrl.advisors.secret import Secret
 
 _log = logging.getLogger(__name__)
 
 SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
+# Characters of an answer that are kept for people to read.
+_LONGEST_RAW = 1 << 15
 
 
 class ChatAdvisor:
@@ -231,6 +234,8 @@ class ChatAdvisor:
             error.usage = meter.usage
             # An error that is kept must not keep the frames, with images and bodies in them.
             return error.with_traceback(None)
+        # Only now: what was read is what the server wrote.
+        raw = redact(raw[:_LONGEST_RAW], cut=len(raw) > _LONGEST_RAW)
         return Advice(preference.logits, preference.confidence, usage=meter.usage, raw=raw)
 
     async def _ask(self, request: AdviceRequest, meter: _Meter) -> tuple[Preference, str]:

@@ -23,7 +23,8 @@
 
     FatalAdviceError                               not an AdviceError: it stops the run
 
-Messages never hold a key, a header or a body longer than a line.
+Messages are one line, fit for a log (:func:`~lore_torchrl.advisors.redaction.shown`): short,
+with every character visible, without keys.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+
+from lore_torchrl.advisors.redaction import shown
+
+_LONGEST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class AdviceError(ValueError):
     """An answer that cannot be used, or none.
 
     Args:
-        message: One line that says what happened.
+        message: One line that says what happened, at most 500 characters.
 
     Keyword Args:
         usage: What the failed request cost all the same. Default: nothing.
@@ -92,7 +97,7 @@ class AdviceError(ValueError):
     sending = Sending.DONE
 
     def __init__(self, message: str = "", *, usage: Usage | None = None):
-        super().__init__(message)
+        super().__init__(shown(message, _LONGEST))
         self.usage = usage or Usage()
 
 

@@ -240,11 +240,11 @@ class JSONClient:
             else:
                 outcome = DeadlineError("No answer within the deadline.")
         except httpx.DecodingError as err:
-            outcome = MalformedError(self._line(f"The body cannot be decoded: {err}"))
+            outcome = MalformedError(f"The body cannot be decoded: {err}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
             unreachable = isinstance(err, httpx.ConnectError)
             kind = UnreachableError if unreachable else ConnectionLostError
-            outcome = kind(self._line(f"{type(err).__name__}: {err}"))
+            outcome = kind(f"{type(err).__name__}: {err}")
         return outcome
 
     async def _exchange(
@@ -264,7 +264,7 @@ class JSONClient:
         if body.error is not None:
             # The status of a refusal tells more than that its page was long.
             return body.error if succeeded else StatusError(status, f"Status {status}.")
-        text = self._redacted(body.text())
+        text = body.text()
         if not succeeded:
             return status_error(status, text, retry_after(headers, time.time()))
         return parse_object(text)
@@ -287,12 +287,6 @@ class JSONClient:
         first, longest = self.backoff_s
         # Down to half: clients that failed together should not come back together.
         return min(longest, first * 2 ** (attempt - 1)) * (0.5 + 0.5 * self._random.random())
-
-    def _redacted(self, text: str) -> str:
-        return text if self.api_key is None else self.api_key.redact(text)
-
-    def _line(self, text: str) -> str:
-        return " ".join(self._redacted(text).split())[:200]
 
     def _current_pool(self, loop: asyncio.AbstractEventLoop) -> _Pool:
         if self._pool is None or self._pool.loop is not loop:

@@ -113,7 +113,7 @@ def status_error(status: int, text: str, retry_after_s: float | None) -> StatusE
 
     Args:
         status: HTTP status code.
-        text: Body of the refusal, free of secrets.
+        text: Body of the refusal.
         retry_after_s: Seconds after which the server wants to be asked again.
     """
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
-_SHORTEST = 7
+from lore_torchrl.advisors.redaction import remember
 
 
 class Secret:
     """An API key that no repr, log line or error shows.
+
+    :func:`~lore_torchrl.advisors.redaction.redact` hides it from now on.
 
     Pickled, one that came from an environment variable travels as the variable's name and
     is read again at the other end; so a checkpoint or a worker's start-up file holds none.
@@ -25,9 +27,10 @@ class Secret:
             ASCII. The message does not show it.
 
     Examples:
+        >>> from lore_torchrl.advisors.redaction import redact
         >>> secret = Secret("sk-1234")
-        >>> secret, secret.redact("bad key sk-1234")
-        (Secret('***'), 'bad key ***')
+        >>> secret, redact("bad key sk-1234")
+        (Secret('***'), 'bad key [redacted]')
     """
 
     __slots__ = ("_value", "_variable")
@@ -39,6 +42,7 @@ class Secret:
                 "HTTP header may, such as spaces or line ends."
             )
         self._value = value
+        remember(value)
         self._variable = variable
 
     @classmethod
@@ -50,14 +54,6 @@ class Secret:
     def reveal(self) -> str:
         """Return the key itself, for the one header that needs it."""
         return self._value
-
-    def redact(self, text: str) -> str:
-        """Return ``text`` with the key blotted out.
-
-        A key of fewer than seven letters stays: "none", "EMPTY" and "1" stand for no key,
-        and their letters occur in answers.
-        """
-        return text.replace(self._value, "***") if len(self._value) >= _SHORTEST else text
 
     def __bool__(self) -> bool:
         return bool(self._value)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import AdviceError, safe_kind
+from lore_torchrl.advisors.redaction import redact, remember, secrets_of, visible
 
 _BAR = 40
 _RAW = 4000
@@ -20,6 +21,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
         advisor: Whom to ask.
         request: The question.
     """
+    remember(*secrets_of(advisor))
     lines = ["Observation", "-----------", request.description, ""]
     if hasattr(advisor, "prompt") and callable(advisor.prompt):
         lines += ["Prompt", "------", str(advisor.prompt(request)), ""]
@@ -37,10 +39,11 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
         lines += ["Error", "-----", f"{safe_kind(answer.kind)}: {answer}"]
     else:
         if answer.raw:
-            lines += ["Answer", "------", answer.raw[:_RAW], ""]
+            raw = redact(answer.raw[:_RAW], cut=len(answer.raw) > _RAW)
+            lines += ["Answer", "------", *map(visible, raw.splitlines()), ""]
         lines += ["Prior", "-----", *bars(request.actions, answer)]
     lines += ["", *_facts(advisor, answer, latency)]
-    return "\n".join(lines), isinstance(answer, Advice)
+    return redact("\n".join(lines)), isinstance(answer, Advice)
 
 
 def bars(actions: Sequence[str], advice: Advice) -> list[str]:

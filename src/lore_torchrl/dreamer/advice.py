@@ -11,6 +11,7 @@ from torchrl._utils import logger as torchrl_logger
 from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
+from lore_torchrl.advisors.redaction import remember, secrets_of
 from lore_torchrl.advisors.scripted import Planner
 from lore_torchrl.configs import CallsConfig
 from lore_torchrl.replay import LateAdvice
@@ -72,7 +73,11 @@ def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
 
 
 def announce(advisor: Advisor) -> None:
-    """Log who advises: class, model and the hash of the prompt, as far as there are any."""
+    """Log who advises: class, model and the hash of the prompt, as far as there are any.
+
+    The secrets that the advisor holds are hidden from here on.
+    """
+    remember(*secrets_of(advisor))
     facts = {name: getattr(advisor, name, None) for name in ("model", "prompt_hash")}
     told = "".join(f", {name} {value}" for name, value in facts.items() if isinstance(value, str))
     torchrl_logger.info(f"Adviser: {type(advisor).__name__}{told}")

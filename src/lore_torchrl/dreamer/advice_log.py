@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
+from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.dreamer.logging import earlier_file, rewrite
 from lore_torchrl.replay.late_advice import OpenQuestions
 from lore_torchrl.service import AdviceService
@@ -120,7 +121,7 @@ class AdviceLog:
         if lines:
             with self.path.open("a") as file:
                 ordered = sorted(lines, key=lambda line: line["step"])
-                file.writelines(json.dumps(line) + "\n" for line in ordered)
+                file.writelines(json.dumps(redact_all(line)) + "\n" for line in ordered)
 
     def _line(self, row: TensorDictBase, advice_id: int, step: int, env: int) -> dict[str, Any]:
         request = self.service.question(advice_id)

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import (
     build_acting,
@@ -51,6 +52,7 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, rewrite
 from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
+from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.service import AdviceService
@@ -207,7 +209,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         learner.stepper.warmup(_example_sample(env, replay_hook))
 
     checkpoint = RunCheckpoint(
-        config=asdict(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
+        config=redact_all(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
     )
     if service is not None:
         checkpoint.register("advice", service)
@@ -237,7 +239,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     logger = RunLogger(
         c.logger,
         output,
-        run_config=asdict(c),
+        run_config=redact_all(c),
         resume_step=resume_step,
         resume_from=resume_from,
     )
@@ -393,6 +395,7 @@ def _stop_on_signal(run: Run) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+@in_own_folder
 def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, float]:
     """Train from a configuration and return the last value of every metric.
 
@@ -409,12 +412,12 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Raises:
         FloatingPointError: If the agent's parameters are no longer finite.
+        RuntimeError: If another run that is under way has ``config.output_dir``.
     """
     output = Path(config.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
     (output / "stopped.json").unlink(missing_ok=True)
     run = build_run(config, advisor=advisor)
-    rewrite(output / "config.json", [json.dumps(asdict(config), indent=2)])
+    rewrite(output / "config.json", [json.dumps(redact_all(config), indent=2)])
     failed = True
     try:
         with _stop_on_signal(run):

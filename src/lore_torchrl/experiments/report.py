@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lore_torchrl.advisors.redaction import redact
 from lore_torchrl.experiments.figures import save_figures
 from lore_torchrl.experiments.machine import describe_machine
 from lore_torchrl.experiments.records import write_csv
@@ -79,7 +80,7 @@ def _notes(study: Study, command: Sequence[str]) -> list[str]:
     else:
         notes.append(f"Reported on {describe_machine()}.")
     if command:
-        notes.append(f"Command: `{shlex.join(command)}`")
+        notes.append(f"Command: `{redact(shlex.join(command))}`")
     return notes
 
 

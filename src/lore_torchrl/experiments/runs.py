@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -19,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from lore_torchrl.advisors.redaction import redact_all
+from lore_torchrl.dreamer.run_lock import file_lock, sign
 from lore_torchrl.experiments.machine import describe_machine
 
 #: Exit codes of a run that a signal ended: in the midst of things, or after its round.
@@ -190,24 +190,9 @@ def _ending(crew: _Crew) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-@contextmanager
-def _claimed(folder: Path) -> Iterator[IO[str] | None]:
-    """Keep a run's folder from any other process; ``None`` if one has it.
-
-    The run inherits the lock: should it outlive this process, the folder stays its own.
-    """
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield file
-
-
 def _check_same(job: Job) -> None:
     about = json.loads((job.folder / "run.json").read_text())
-    before, now = about["overrides"], list(job.overrides)
+    before, now = about["overrides"], redact_all(job.overrides)
     if before != now:
         gone = [word for word in before if word not in now]
         new = [word for word in now if word not in before]
@@ -227,14 +212,15 @@ def _can_go_on(job: Job) -> bool:
     about = job.folder / "run.json"
     if not about.exists() or not any((job.folder / "checkpoints").glob("checkpoint-*")):
         return False
-    return json.loads(about.read_text()).get("overrides") == list(job.overrides)
+    return json.loads(about.read_text()).get("overrides") == redact_all(job.overrides)
 
 
 def _run(job: Job, script: Path, retry: bool, crew: _Crew) -> str | None:
     if crew.dismissed:
         return None
     job.folder.mkdir(parents=True, exist_ok=True)
-    with _claimed(job.folder) as lock:
+    # The run inherits it: should it outlive this process, the folder stays its own.
+    with file_lock(job.folder / "lock") as lock:
         if lock is None:
             return (
                 f"{job.name} is still made by another process: {job.folder / 'log.txt'} (wait "
@@ -258,7 +244,7 @@ def _run_claimed(job: Job, script: Path, retry: bool, crew: _Crew, lock: IO[str]
     stopped = job.folder / "stopped.json"
     stopped.unlink(missing_ok=True)
     about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
-    (job.folder / "run.json").write_text(json.dumps(about, indent=2))
+    (job.folder / "run.json").write_text(json.dumps(redact_all(about), indent=2))
     command = [
         *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
         *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
@@ -274,9 +260,7 @@ def _run_claimed(job: Job, script: Path, retry: bool, crew: _Crew, lock: IO[str]
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             pass_fds=[lock.fileno()],
         )
-        lock.truncate(0)
-        lock.write(f"{process.pid} on {platform.node()}")
-        lock.flush()
+        sign(lock, process.pid)
         code = crew.wait_for(process)
     if code in _CUT:
         return (

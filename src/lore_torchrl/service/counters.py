@@ -9,6 +9,7 @@ from typing import Any
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.errors import Usage, safe_kind
+from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.answers import Verdict
 
 # Latencies that the percentiles are taken over.
@@ -97,7 +98,7 @@ class CallCounters:
         if kind not in self.logged:
             self.logged.add(kind)
             torchrl_logger.warning(
-                f"LoRe goes on without some advice ({kind}): {message.rstrip('.')}. "
+                f"LoRe goes on without some advice ({kind}): {shown(message).rstrip('.')}. "
                 "Further failures of this kind are counted, not logged."
             )
 

@@ -1,0 +1,81 @@
+"""Keeping a run's folder to one process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import IO, Any
+
+from lore_torchrl.advisors.redaction import redacted_log, remember, secrets_of
+from lore_torchrl.configs import TrainConfig
+
+_LOCK = "run.lock"
+_held: set[IO[str]] = set()
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[IO[str] | None]:
+    """Lock a file, which is made where missing; ``None`` if another process has it.
+
+    The kernel lets go of the lock when the process ends, however it ends. A child that is
+    given the file (``pass_fds``) holds it as well, one that is forked does not.
+
+    Args:
+        path: The file. It says who has it: see :func:`sign`.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        _held.add(file)
+        try:
+            yield file
+        finally:
+            _held.discard(file)
+
+
+def sign(lock: IO[str], pid: int) -> None:
+    """Write into a locked file which process on which machine has it."""
+    lock.truncate(0)
+    lock.write(f"{pid} on {platform.node()}")
+    lock.flush()
+
+
+def _let_go() -> None:
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+# A worker that outlives a killed run must not keep its folder.
+os.register_at_fork(after_in_child=_let_go)
+
+
+def in_own_folder(
+    train: Callable[..., dict[str, float]],
+) -> Callable[..., dict[str, float]]:
+    """Let a function of a configuration have its ``output_dir`` to itself, its secrets hidden."""
+
+    @wraps(train)
+    def alone(config: TrainConfig, **kwargs: Any) -> dict[str, float]:
+        folder = Path(config.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        remember(*secrets_of(config))
+        with redacted_log(), file_lock(folder / _LOCK) as lock:
+            if lock is None:
+                raise RuntimeError(
+                    f"{folder} belongs to a run under way (process "
+                    f"{(folder / _LOCK).read_text() or 'now beginning'}): wait for it, end it, or "
+                    "give another output_dir."
+                )
+            sign(lock, os.getpid())
+            return train(config, **kwargs)
+
+    return alone

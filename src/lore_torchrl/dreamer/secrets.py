@@ -1,0 +1,35 @@
+"""Keeping secrets of a script's command line and configuration to the script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lore_torchrl.advisors.redaction import redact, redact_output, remember, secrets_of
+
+
+def hide_secrets(config: Any) -> None:
+    """Redact from now on what a Hydra script's configuration holds of secrets.
+
+    That is in all output and logs, in ``sys.argv``, which W&B keeps, and in the YAML files that
+    Hydra has written before ``main``.
+
+    Args:
+        config: The ``DictConfig`` of ``main``.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    remember(*secrets_of(OmegaConf.to_container(config, resolve=True)))
+    redact_output()
+    sys.argv[1:] = map(redact, sys.argv[1:])
+    hydra = HydraConfig.get()
+    written = []
+    if hydra.mode is RunMode.MULTIRUN:
+        written.append(Path(hydra.sweep.dir) / "multirun.yaml")
+    if hydra.output_subdir is not None:
+        written += Path(hydra.runtime.output_dir, hydra.output_subdir).glob("*.yaml")
+    for path in written:
+        path.write_text(redact(path.read_text()))
