@@ -134,7 +134,7 @@ def test_a_server_that_comes_back_is_asked_again():
         server.back()
         assert post(client(server, retries=0)).attempts == 1
         server.away()
-        assert failure(client(server, retries=0)).kind == "connection"
+        assert failure(client(server, retries=0)).kind == "unreachable"
         assert server.total == 1
 
 
