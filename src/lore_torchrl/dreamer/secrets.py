@@ -25,6 +25,8 @@ def hide_secrets(config: Any) -> None:
     remember(*secrets_of(OmegaConf.to_container(config, resolve=True)))
     redact_output()
     sys.argv[1:] = map(redact, sys.argv[1:])
+    if not HydraConfig.initialized():  # main() was called by other code
+        return
     hydra = HydraConfig.get()
     written = []
     if hydra.mode is RunMode.MULTIRUN:
