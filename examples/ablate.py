@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 
+from lore_torchrl.advisors.redaction import redact_output
 from study import main
 
 if __name__ == "__main__":
     if not any(word.startswith("study=") for word in sys.argv[1:]):
         sys.argv.append("study=ablation")
+    redact_output()
     sys.exit(main())

@@ -12,6 +12,7 @@ Examples::
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from lore_torchrl.experiments.records import read_csv, read_folder, read_wandb
@@ -20,7 +21,7 @@ from lore_torchrl.experiments.summary import Study
 
 
 def main() -> None:
-    """Read, report, and print where."""
+    """Report, and print tables and place."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", help="folder of runs, curves.csv, or with --wandb a project")
     parser.add_argument("--wandb", action="store_true", help="source is entity/project")
@@ -39,6 +40,16 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
     parser.add_argument("--output", type=Path, help="default: report, beside the source")
     args = parser.parse_args()
+    try:
+        page = report(args)
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(f"Cannot report: {error}")
+    print((page.parent / "tables.md").read_text())
+    print(f"report {page}")
+
+
+def report(args: argparse.Namespace) -> Path:
+    """Read the runs, write the report, and return its page."""
     source = Path(args.source)
     if args.wandb:
         records, beside = read_wandb(args.source, by=args.by), Path("outputs")
@@ -46,15 +57,13 @@ def main() -> None:
         records, beside = read_csv(source), source.parent
     else:
         records, beside = read_folder(source, by=args.by), source
-    page = write_report(
+    return write_report(
         args.output or beside / "report",
         Study(records, args.baseline, metric=args.metric),
         title=args.title or f"Report on {args.source}",
         command=command_line(),
         every=args.every,
     )
-    print((page.parent / "tables.md").read_text())
-    print(f"report {page}")
 
 
 if __name__ == "__main__":

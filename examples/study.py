@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.experiments.study import run_study
@@ -49,4 +50,5 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    redact_output()
     sys.exit(main())

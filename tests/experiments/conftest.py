@@ -15,7 +15,7 @@ with open(os.path.join(given["output_dir"], "metrics.jsonl"), "a") as file:
     value = float(given.get("value", 0)) + int(given["seed"]) / 10
     for step in (100, 200):
         file.write(json.dumps({"step": step, "eval/success": value * step / 200}) + "\\n")
-    row = {"step": 200, "advice/calls": 7, "threads": os.environ["OMP_NUM_THREADS"]}
+    row = {"step": 200, "advice/calls": 7, "threads": int(os.environ["OMP_NUM_THREADS"])}
     file.write(json.dumps(row) + "\\n")
 if "SLEEP" in os.environ:
     import time

@@ -370,3 +370,92 @@ def test_impossible_studies_say_what_is_wrong(settings, message):
     with pytest.raises(ValueError, match="impossible") as error:
         StudyConfig(**{"methods": {"stock": []}} | settings)
     assert message in str(error.value)
+
+
+# ---- names and files of others ----
+
+ODD = (
+    "a|b\n| c |",
+    "<script>alert(1)</script>",
+    "`rm`",
+    "x$y$",
+    r"$\frac$",
+    "**bold** [x](http://y)",
+    "_u",
+)
+
+
+def odd_study() -> Study:
+    return Study([record(experiment="e|$x$", method=name, calls=(3, 4)) for name in ODD], ODD[0])
+
+
+def test_names_of_any_text_stand_in_the_tables_as_themselves(tmp_path):
+    page = write_report(tmp_path, odd_study(), title="A | <b>\nC", command=["a`b", "c\nd", "|"])
+    text = (tmp_path / "tables.md").read_text()
+    for table in odd_study().tables():
+        found = next(part for part in text.split("\n\n") if part.startswith("| method"))
+        text = text.replace(found, "", 1)
+        lines = found.strip().split("\n")
+        assert len(lines) == 2 + len(table.rows), "a row is a line"
+        columns = {len(re.findall(r"(?<!\\)\|", line)) - 1 for line in lines}
+        assert columns == {len(table.header)}, "a cell stays in its column"
+    assert "<" not in text and not re.search(r"(?<!\\)`(?!`)rm", text) and "](" not in text
+    assert text.startswith("# A \\| &lt;b> C\n") and "`` python" not in text
+    assert "Command: `` 'a`b' 'c d' '|' ``" in text
+    assert "<script>alert" not in page.read_text() and "<b>" not in page.read_text()
+    assert {name["method"] for name in map(dict, _csv_rows(tmp_path / "curves.csv"))} == set(ODD)
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    import csv
+
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def study_run(folder: Path, **files: str) -> Path:
+    """A finished run of a study; ``files`` replace what its files hold."""
+    about = {"experiment": "e", "method": "m", "seed": 0}
+    written = {"run.json": json.dumps(about), "done": "{}", "metrics.jsonl": '{"step": 1}\n'}
+    folder.mkdir(parents=True)
+    for name, text in (written | {name.replace("_", "."): t for name, t in files.items()}).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"run_json": '{"exp'}, "run.json"),
+        ({"run_json": "[]"}, "run.json"),
+        ({"run_json": "{}"}, "run.json"),
+        ({"done": "\0\0"}, "done"),
+        ({"metrics_jsonl": '{"step": 1}\n[\n{"step": 3}\n'}, "metrics.jsonl is damaged: line 2"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, files, named):
+    study_run(tmp_path / "good")
+    assert len(read_folder(tmp_path)) == 1
+    folder = study_run(tmp_path / "bad", **files)
+    with pytest.raises(ValueError, match=re.escape(f"{folder}/{named}")):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a,b\n1,2\n", "experiment,method,seed,seconds,step\ne,m,0,1\n", "\0\n1\n"]
+)
+def test_a_table_of_curves_that_is_none_is_named(tmp_path, text):
+    path = tmp_path / "curves.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2, is no line of curves.csv")):
+        read_csv(path)
+
+
+def test_the_script_says_what_is_wrong_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples"))
+    import report
+
+    study_run(tmp_path / "bad", run_json="{")
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"Cannot report: .*run\.json is damaged"):
+        report.main()

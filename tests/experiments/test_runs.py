@@ -30,7 +30,7 @@ def test_every_experiment_method_and_seed_runs_once(tmp_path, script):
                 found = rows(run_folder(tmp_path / "out", experiment, name, seed))
                 assert len(found) == 3, "a finished run is not repeated"
                 assert found[1]["eval/success"] == pytest.approx(value + seed / 10)
-                assert found[2]["threads"] == "1"
+                assert found[2]["threads"] == 1
 
 
 def test_a_run_knows_what_it_is(tmp_path, script):

@@ -21,8 +21,6 @@ def start(monkeypatch, tmp_path):
     # Hydra's "disabled" silences every logger there is, for the tests that follow too.
     for logger in map(logging.getLogger, list(logging.root.manager.loggerDict)):
         monkeypatch.setattr(logger, "disabled", logger.disabled)
-    # Nor shall those that follow have their logs redacted.
-    monkeypatch.setattr(logging, "_logRecordFactory", logging.getLogRecordFactory())
 
     def call(*words: str) -> list[int | None]:
         begun = []

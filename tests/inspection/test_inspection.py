@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torchrl.checkpoint import CheckpointError
 from lore_torchrl.configs import InspectConfig, LoReConfig
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.inspection import SOURCES, draw, inspect_checkpoint, play, save_sheets, save_video
+from lore_torchrl.inspection.page import to_png, write_page
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +203,22 @@ def test_a_damaged_checkpoint_is_refused(run, tmp_path):
     largest.write_bytes(largest.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=r"bytes.*one before"):
         play(copy)
+
+
+def test_any_text_stands_in_the_page_as_data(recording, tmp_path):
+    odd = "<!-- <script </script> ]]> & \u2028 \ud800 \\u003c"
+    moment = replace(recording.episodes[0].moments[0], text=odd)
+    episode = SimpleNamespace(moments=[moment], outcome=odd)
+    picture = to_png(moment.frame)
+    (tmp_path / "line.png").write_bytes(picture)
+    page = write_page(
+        tmp_path / "page.html",
+        replace(recording, episodes=[episode], env_id="<script>"),
+        [[picture]],
+        [tmp_path / "line.png"],
+    ).read_text()
+    # As a browser reads it: within a script "<!--" and "<script" change where it ends.
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 2 == page.count("<script") and "<!--" not in page
+    (data,) = json.loads(scripts[0])
+    assert (data["outcome"], data["steps"][0]["text"]) == (odd, odd)

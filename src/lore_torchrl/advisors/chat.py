@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
 # Characters of an answer that are kept for people to read.
-_LONGEST_RAW = 1 << 15
+_LONGEST_RAW = 1 << 16
 
 
 class ChatAdvisor:

@@ -246,10 +246,8 @@ def _redacting(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.
 def redact_output() -> None:
     """Redact all that this process logs and writes to stdout and stderr, to its end.
 
-    For scripts: tracebacks are written after ``main`` has ended. Once more does nothing.
+    For scripts: tracebacks are written after ``main`` has ended.
     """
-    if isinstance(sys.stdout, _RedactedStream):
-        return
     logging.setLogRecordFactory(_redacting(logging.getLogRecordFactory()))
     sys.stdout, sys.stderr = _RedactedStream(sys.stdout), _RedactedStream(sys.stderr)
 

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.redaction import redact_all
-from lore_torchrl.dreamer.logging import earlier_file, rewrite
+from lore_torchrl.dreamer.logging import earlier_file, read_rows, rewrite
 from lore_torchrl.replay.late_advice import OpenQuestions
 from lore_torchrl.service import AdviceService
 
@@ -174,11 +174,13 @@ def read_advice(path: str | Path) -> list[dict[str, Any]]:
 
     Args:
         path: The file, or the run folder that holds it.
+
+    Raises:
+        ValueError: If a line is damaged: see :func:`~lore_torchrl.dreamer.logging.read_rows`.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "advice.jsonl"
     if not path.exists():
         return []
-    # A kill may leave half a line at the end.
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
+    return list(read_rows(path).values())

@@ -38,6 +38,17 @@ def _with_density(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]
     return out
 
 
+def literal(text: str) -> str:
+    r"""Return text as matplotlib draws it letter by letter, dollar signs too.
+
+    Examples:
+        >>> print(literal("a$b$"))
+        a\$b\$
+    """
+    # A label that begins with an underscore would be left out of the legend.
+    return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
 def save_figures(
     output: str | Path, runs: Mapping[str, str | Path] | None = None, *, suffix: str = "png"
 ) -> list[Path]:
@@ -79,7 +90,9 @@ def save_figures(
             for name, rows in data.items():
                 points = [(row["step"], row[metric]) for row in rows if metric in row]
                 if points:
-                    axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+                    axes.plot(
+                        *zip(*points, strict=True), marker="o", markersize=3, label=literal(name)
+                    )
                     drawn = True
             axes.set(title=title, xlabel="environment steps")
             if "success" in metric:

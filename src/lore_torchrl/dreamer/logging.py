@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from torchrl._utils import logger as torchrl_logger
 from torchrl.record.loggers import Logger, get_logger
 
+from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.configs import LoggerConfig
 
 _WANDB_ID = "wandb_id.txt"
@@ -226,7 +227,12 @@ def _cut_csv(folder: Path, last: int) -> None:
     for path in folder.glob("*/scalars/**/*.csv"):
         # A kill may leave half a line at the end.
         lines = path.read_text().split("\n")[:-1]
-        rewrite(path, [line for line in lines if int(line.split(",")[0]) <= last])
+        steps = [line.split(",")[0] for line in lines]
+        for number, (step, line) in enumerate(zip(steps, lines, strict=True), start=1):
+            if not (step.isascii() and step.isdigit()):
+                raise _damaged(path, number, "no step", line)
+        kept = zip(steps, lines, strict=True)
+        rewrite(path, [line for step, line in kept if int(step) <= last])
 
 
 def _purge_tensorboard(backend: Logger, step: int) -> None:
@@ -247,9 +253,75 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
 
     Args:
         path: The file, or the run folder that holds it.
+
+    Raises:
+        ValueError: If a line is damaged: see :func:`read_rows`.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "metrics.jsonl"
-    # A kill may leave half a line at the end.
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
+    rows = read_rows(path)
+    for number, row in rows.items():
+        if not all(map(_is_number, row.values())):
+            raise _damaged(path, number, "values other than numbers", json.dumps(row))
+    return list(rows.values())
+
+
+def read_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """Read the JSON objects of a file by the number of their line, which each hold their ``step``.
+
+    Without a line end the last line is left out: a kill may leave half of it.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If another line is damaged. The message names file and line.
+    """
+    rows = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line.decode())
+        # RecursionError: brackets nested by the thousand.
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise _damaged(
+                path, number, "no JSON object with a step", line.decode(errors="replace")
+            )
+        rows[number] = row
+    return rows
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object that a file holds.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If it holds none. The message names the file.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{path} is damaged: it holds no JSON object. Restore it, or leave its folder out."
+        )
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    # An integer of thousands of digits is none to NumPy.
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def _damaged(path: Path, number: int, found: str, line: str) -> ValueError:
+    return ValueError(
+        f"{path} is damaged: line {number} holds {found}: '{shown(line, 60)}'. Remove that line, "
+        "or restore the file."
+    )

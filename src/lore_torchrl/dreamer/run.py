@@ -49,7 +49,7 @@ from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
 from lore_torchrl.dreamer.learner import Learner, build_learner
-from lore_torchrl.dreamer.logging import RunLogger, read_metrics, rewrite
+from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, rewrite
 from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
 from lore_torchrl.dreamer.run_lock import in_own_folder
@@ -451,7 +451,7 @@ def read_stop(output_dir: str | Path) -> dict[str, Any] | None:
         and the check; ``None`` if the run went through.
     """
     path = Path(output_dir) / "stopped.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_object(path) if path.exists() else None
 
 
 def _note_stop(trainer: Trainer, output: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -10,6 +9,11 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from lore_torchrl.advisors.redaction import redacted_log, remember, secrets_of
 from lore_torchrl.configs import TrainConfig
@@ -23,14 +27,16 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
     """Lock a file, which is made where missing; ``None`` if another process has it.
 
     The kernel lets go of the lock when the process ends, however it ends. A child that is
-    given the file (``pass_fds``) holds it as well, one that is forked does not.
+    given the file (``pass_fds``) holds it as well, one that is forked does not. Windows has no
+    such locks; there a file is never found locked.
 
     Args:
         path: The file. It says who has it: see :func:`sign`.
     """
     with path.open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
             return
@@ -54,8 +60,9 @@ def _let_go() -> None:
     _held.clear()
 
 
-# A worker that outlives a killed run must not keep its folder.
-os.register_at_fork(after_in_child=_let_go)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    # A worker that outlives a killed run must not keep its folder.
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def in_own_folder(

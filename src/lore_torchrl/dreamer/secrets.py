@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lore_torchrl.advisors.redaction import redact, redact_output, remember, secrets_of
+from lore_torchrl.advisors.redaction import redact, remember, secrets_of
 
 
 def hide_secrets(config: Any) -> None:
-    """Redact from now on what a Hydra script's configuration holds of secrets.
+    """Have the secrets in a Hydra script's configuration hidden from now on.
 
-    That is in all output and logs, in ``sys.argv``, which W&B keeps, and in the YAML files that
-    Hydra has written before ``main``.
+    They are taken out of ``sys.argv``, which W&B keeps, and out of the YAML files that Hydra has
+    written before ``main``.
 
     Args:
         config: The ``DictConfig`` of ``main``.
@@ -23,12 +23,10 @@ def hide_secrets(config: Any) -> None:
     from omegaconf import OmegaConf
 
     remember(*secrets_of(OmegaConf.to_container(config, resolve=True)))
-    redact_output()
     sys.argv[1:] = map(redact, sys.argv[1:])
-    if not HydraConfig.initialized():  # main() was called by other code
+    if not HydraConfig.initialized():
         return
-    hydra = HydraConfig.get()
-    written = []
+    hydra, written = HydraConfig.get(), []
     if hydra.mode is RunMode.MULTIRUN:
         written.append(Path(hydra.sweep.dir) / "multirun.yaml")
     if hydra.output_subdir is not None:

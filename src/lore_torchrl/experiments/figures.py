@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lore_torchrl.dreamer.figures import literal
 from lore_torchrl.experiments.statistics import (
     bootstrap_interval,
     interquartile_mean,
@@ -86,7 +87,14 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
         if len(steps):
             middle = interquartile_mean(values.T)
             bounds = np.array([bootstrap_interval(column, draws=2_000) for column in values.T])
-            axes.plot(steps, middle, color=_color(number), label=method, marker="o", markersize=2.5)
+            axes.plot(
+                steps,
+                middle,
+                color=_color(number),
+                label=literal(method),
+                marker="o",
+                markersize=2.5,
+            )
             axes.fill_between(steps, *bounds.T, color=_color(number), alpha=0.18, linewidth=0)
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)
@@ -121,8 +129,8 @@ def _curves(figure: Figure, study: Study) -> None:
     axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
     for each, experiment in zip(axes, study.experiments, strict=True):
         _band(each, study, experiment, study.metric)
-        each.set(title=experiment, ylim=_limits(study))
-    axes[0].set_ylabel(study.label)
+        each.set(title=literal(experiment), ylim=_limits(study))
+    axes[0].set_ylabel(literal(study.label))
     _legend(figure, axes)
 
 
@@ -133,7 +141,7 @@ def _over_time(figure: Figure, study: Study) -> None:
     for line, experiment in zip(grid, study.experiments, strict=True):
         for axes, (metric, title) in zip(line, shown, strict=True):
             _band(axes, study, experiment, metric)
-            axes.set_title(f"{experiment}: {title}", fontsize=9)
+            axes.set_title(literal(f"{experiment}: {title}"), fontsize=9)
     _legend(figure, grid.flatten())
 
 
@@ -166,11 +174,11 @@ def _calls(figure: Figure, study: Study) -> None:
         each.set_xlim(-0.5, 2.0 * max(1.0, most))
         each.grid(alpha=0.3)
     for number, method in enumerate(study.methods):
-        axes[0].scatter([], [], color=_color(number), label=method)
+        axes[0].scatter([], [], color=_color(number), label=literal(method))
     if len(study.experiments) > 1:
         for kind, experiment in enumerate(study.experiments):
             axes[0].scatter(
-                [], [], color="grey", marker=markers[kind % len(markers)], label=experiment
+                [], [], color="grey", marker=markers[kind % len(markers)], label=literal(experiment)
             )
     _legend(figure, axes)
 
@@ -188,7 +196,7 @@ def _profile(figure: Figure, study: Study) -> None:
         scores = [task for task in scores if len(task)]
         if scores:
             share, low, high = performance_profile(scores, thresholds)
-            axes.step(thresholds, share, where="post", color=_color(number), label=method)
+            axes.step(thresholds, share, where="post", color=_color(number), label=literal(method))
             axes.fill_between(
                 thresholds, low, high, step="post", color=_color(number), alpha=0.18, linewidth=0
             )

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.advisors.redaction import shown
+from lore_torchrl.dreamer.logging import read_metrics, read_object
 
 #: What a CSV file keeps of a run, where it was logged, beside all that held-out episodes said.
 CURVES = (
@@ -168,19 +169,25 @@ def read_folder(base: str | Path, *, by: Sequence[str] = ()) -> list[Record]:
 
     Raises:
         FileNotFoundError: If there is no finished run below it.
-        ValueError: If two runs have one name and seed, or one lacks a setting of ``by``.
+        ValueError: If two runs have one name and seed, one lacks a setting of ``by``, or a file is
+            damaged, which the message names.
     """
     records, others = [], []
     for path in sorted(Path(base).glob("**/run.json")):
         done = path.parent / "done"
         if done.exists():
-            about = json.loads(path.read_text())
-            facts = json.loads(done.read_text() or "{}")
+            about = read_object(path)
+            facts = read_object(done) if done.stat().st_size else {}
+            named = {"experiment", "method"} <= set(about) and type(about.get("seed")) is int
+            if not (named and isinstance(facts.get("seconds") or 0, (int, float))):
+                raise ValueError(
+                    f"{path} and {done.name} do not say which run it was: leave its folder out."
+                )
             records.append(
                 Record(
-                    about["experiment"],
-                    about["method"],
-                    int(about["seed"]),
+                    str(about["experiment"]),
+                    str(about["method"]),
+                    about["seed"],
                     read_metrics(path.parent),
                     facts.get("seconds"),
                     facts.get("machine"),
@@ -189,9 +196,10 @@ def read_folder(base: str | Path, *, by: Sequence[str] = ()) -> list[Record]:
     for path in sorted(Path(base).glob("**/config.json")):
         folder = path.parent
         if (folder / "metrics.jsonl").exists() and not (folder / "run.json").exists():
-            run = _Run(str(folder), json.loads(path.read_text()), read_metrics(folder))
-            if set(run.config) >= _OURS and run.finished:
-                others.append(run)
+            config = read_object(path)
+            if set(config) >= _OURS:
+                run = _Run(str(folder), config, read_metrics(folder))
+                others += [run] if run.finished else []
     records += _records_of(others, by)
     if not records:
         raise FileNotFoundError(
@@ -305,15 +313,25 @@ def read_csv(path: str | Path) -> list[Record]:
 
     Args:
         path: The file.
+
+    Raises:
+        ValueError: If it is no such file, or a line is damaged. The message names file and line.
     """
-    runs: dict[tuple[str, str, int], tuple[list[dict[str, float]], str]] = {}
+    runs: dict[tuple[str, str, int], tuple[list[dict[str, float]], float | None]] = {}
     with Path(path).open(newline="") as file:
-        for line in csv.DictReader(file):
-            key = line["experiment"], line["method"], int(line["seed"])
-            rows, _ = runs.setdefault(key, ([], line["seconds"]))
-            row = {name: float(text) for name, text in line.items() if text and name not in _ABOUT}
-            rows.append({"step": int(line["step"]), **row})
-    return [
-        Record(*key, rows, float(seconds) if seconds else None)
-        for key, (rows, seconds) in runs.items()
-    ]
+        reader = csv.DictReader(file)
+        try:
+            for line in reader:
+                key = line["experiment"], line["method"], int(line["seed"])
+                seconds = float(line["seconds"]) if line["seconds"] else None
+                rows, _ = runs.setdefault(key, ([], seconds))
+                values = ((name, text) for name, text in line.items() if name not in _ABOUT)
+                row = {name: float(text) for name, text in values if text}
+                rows.append({"step": int(line["step"]), **row})
+        # A column is missing, a line has too few or too many, or it is no text at all.
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{path}, line {reader.line_num}, is no line of curves.csv as a report writes it "
+                f"({type(error).__name__}: {shown(str(error), 60)}). Mend it, or name another file."
+            ) from error
+    return [Record(*key, rows, seconds) for key, (rows, seconds) in runs.items()]

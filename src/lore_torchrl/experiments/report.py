@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from lore_torchrl.advisors.redaction import redact
 from lore_torchrl.experiments.figures import save_figures
 from lore_torchrl.experiments.machine import describe_machine
 from lore_torchrl.experiments.records import write_csv
-from lore_torchrl.experiments.summary import Study, Table
+from lore_torchrl.experiments.summary import Study, Table, plain_markdown
 
 _CAPTIONS = {
     "curves": "Interquartile mean over seeds, 95% interval.",
@@ -59,15 +60,26 @@ def write_report(
     tables = study.tables(every)
     figures = save_figures(folder, study)
     write_csv(folder / "curves.csv", study.records, also=(study.metric,))
-    notes = _notes(study, command)
+    notes = _notes(study)
+    made_by = " ".join(redact(shlex.join(command)).split())
     text = "\n".join(table.markdown() for table in tables)
-    (folder / "tables.md").write_text(f"# {title}\n\n{text}\n" + "\n".join(notes) + "\n")
+    lines = [f"# {plain_markdown(title)}\n", text, *map(plain_markdown, notes)]
+    if command:
+        lines.append(f"Command: {_code(made_by)}")
+        notes.append(f"Command: {made_by}")
+    (folder / "tables.md").write_text("\n".join(lines) + "\n")
     page = folder / "report.html"
     page.write_text(_page(title, tables, figures, notes))
     return page
 
 
-def _notes(study: Study, command: Sequence[str]) -> list[str]:
+def _code(text: str) -> str:
+    """Return text as Markdown's code, whatever backticks it holds."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+
+
+def _notes(study: Study) -> list[str]:
     seeds = {len(study.runs(e, m)) for e in study.experiments for m in study.methods} - {0}
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     notes = [f"{len(study.records)} runs, {count} seeds of each method."]
@@ -79,8 +91,6 @@ def _notes(study: Study, command: Sequence[str]) -> list[str]:
         notes.append(f"Run on {'; '.join(machines)}, one CPU thread each.")
     else:
         notes.append(f"Reported on {describe_machine()}.")
-    if command:
-        notes.append(f"Command: `{redact(shlex.join(command))}`")
     return notes
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from lore_torchrl.advisors.redaction import redact_all
+from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import file_lock, sign
 from lore_torchrl.experiments.machine import describe_machine
 
@@ -191,8 +192,8 @@ def _ending(crew: _Crew) -> Iterator[None]:
 
 
 def _check_same(job: Job) -> None:
-    about = json.loads((job.folder / "run.json").read_text())
-    before, now = about["overrides"], redact_all(job.overrides)
+    about = read_object(job.folder / "run.json")
+    before, now = about.get("overrides", []), redact_all(job.overrides)
     if before != now:
         gone = [word for word in before if word not in now]
         new = [word for word in now if word not in before]
@@ -212,7 +213,7 @@ def _can_go_on(job: Job) -> bool:
     about = job.folder / "run.json"
     if not about.exists() or not any((job.folder / "checkpoints").glob("checkpoint-*")):
         return False
-    return json.loads(about.read_text()).get("overrides") == redact_all(job.overrides)
+    return read_object(about).get("overrides") == redact_all(job.overrides)
 
 
 def _run(job: Job, script: Path, retry: bool, crew: _Crew) -> str | None:
@@ -244,7 +245,7 @@ def _run_claimed(job: Job, script: Path, retry: bool, crew: _Crew, lock: IO[str]
     stopped = job.folder / "stopped.json"
     stopped.unlink(missing_ok=True)
     about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
-    (job.folder / "run.json").write_text(json.dumps(redact_all(about), indent=2))
+    rewrite(job.folder / "run.json", [json.dumps(redact_all(about), indent=2)])
     command = [
         *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
         *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
@@ -270,7 +271,7 @@ def _run_claimed(job: Job, script: Path, retry: bool, crew: _Crew, lock: IO[str]
     seconds = None if resumed else round(time.time() - began, 1)
     facts = {"code": code, "seconds": seconds, "machine": describe_machine()}
     if stopped.exists():
-        facts |= json.loads(stopped.read_text())
+        facts |= read_object(stopped)
         failed += f" ({facts['reason']}, step {facts['step']:,})"
-    (job.folder / ("failed" if code else "done")).write_text(json.dumps(facts))
+    rewrite(job.folder / ("failed" if code else "done"), [json.dumps(facts)])
     return failed if code else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,10 +29,25 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown, its title in bold above it."""
-        lines = [f"**{self.title}**", "", f"| {' | '.join(self.header)} |"]
+        lines = [f"**{plain_markdown(self.title)}**", "", _row(self.header)]
         lines.append("|" + " --- |" * len(self.header))
-        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        lines += map(_row, self.rows)
         return "\n".join(lines) + "\n"
+
+
+def plain_markdown(text: str) -> str:
+    r"""Return text on one line that stands in Markdown for itself: no table, HTML, code or link.
+
+    Examples:
+        >>> print(plain_markdown("a|b <c>"), plain_markdown("0.5 [0.4, 0.6]"))
+        a\|b &lt;c> 0.5 [0.4, 0.6]
+    """
+    text = re.sub(r"([\\`*|]|\](?=[(\[:]))", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(plain_markdown, cells))} |"
 
 
 class Study:

@@ -75,8 +75,8 @@ def write_page(
         )
     options = "".join(f'<option value="{i}">episode {i}</option>' for i in range(len(data)))
     title = f"{recording.env_id} after {recording.step:,} steps"
-    # "</" would end the script element.
-    content = json.dumps(data).replace("</", "<\\/")
+    # "</script" would end the script element, "<!--" and "<script" keep it from ending.
+    content = json.dumps(data).replace("<", "\\u003c")
     path = Path(path)
     path.write_text(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
