@@ -73,6 +73,16 @@ def test_commands_on_the_pages_name_files_that_exist():
         assert (ROOT / "configs" / group / f"{name}.yaml").exists(), f"{group}={name}"
 
 
+def test_tests_on_the_pages_exist():
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()))
+    assert len(named) > 30
+    for path, test in named:
+        text = (ROOT / path).read_text()
+        assert not test or f"def {test}(" in text, f"{path}::{test}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_on_the_pages_compiles(page):
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
