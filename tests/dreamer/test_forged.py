@@ -115,10 +115,32 @@ def set_advisor(settings):
 def test_the_inspector_imports_only_what_its_user_names(copied, change, named, calls):
     path, _ = copied
     forge_config(path, change)
-    with pytest.raises(CheckpointError, match=rf"imports=\[.*{re.escape(named)}\]") as refusal:
+    with pytest.raises(CheckpointError, match=rf"trust=\[.*{re.escape(named)}\]") as refusal:
         play(path, calls=calls)
-    named = re.search(r"imports=\[(.*)\]", str(refusal.value))[1]
-    assert load_config(path, imports=[named]).total_steps == 64
+    named = re.search(r"trust=\[(.*)\]", str(refusal.value))[1]
+    assert load_config(path, trust=[named]).total_steps == 64
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("base_url", "https://elsewhere.example/v1"),
+        ("base_url", "http://127.0.0.1.elsewhere.example/v1"),
+        ("base_url", "http://localhost@elsewhere.example/v1"),
+        ("api_key_env", "AWS_SECRET_ACCESS_KEY"),
+        ("model", "someone/else"),
+    ],
+)
+def test_questions_and_keys_go_where_the_user_says(copied, setting, value):
+    path, _ = copied
+    kind = "local.LocalAdvisor" if setting == "model" else "chat.ChatAdvisor"
+    about = {"_target_": f"lore_torchrl.advisors.{kind}", "model": "m", setting: value}
+    forge_config(path, set_advisor(about))
+    with pytest.raises(CheckpointError, match=rf"advisor.{setting}=.*trust=\[{re.escape(value)}\]"):
+        play(path, calls=1)
+    assert load_config(path, trust=[value], asks=True).advisor[setting] == value
+    # Without calls nobody is asked.
+    assert load_config(path).advisor[setting] == value
 
 
 def test_the_inspector_resolves_nothing_that_a_checkpoint_writes(copied):
@@ -140,9 +162,9 @@ def test_what_the_user_names_is_imported(copied, tmp_path, monkeypatch):
     settings = InspectConfig(
         checkpoint=str(path), episodes=1, max_steps=2, video=None, output=str(tmp_path / "page")
     )
-    with pytest.raises(CheckpointError, match=r"imports=\[own_rooms.Rooms\]"):
+    with pytest.raises(CheckpointError, match=r"trust=\[own_rooms.Rooms\]"):
         inspect_checkpoint(settings)
-    recording, _ = inspect_checkpoint(replace(settings, imports=["own_rooms.Rooms"]))
+    recording, _ = inspect_checkpoint(replace(settings, trust=["own_rooms.Rooms"]))
     assert len(recording.episodes[0].moments) == 2
 
 

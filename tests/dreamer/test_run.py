@@ -198,8 +198,9 @@ class Broken:
 def test_a_broken_adviser_costs_the_advice_and_not_the_run(tmp_path):
     lore = LoReConfig(calls=CallsConfig(budget=40))
     broken, _ = run_through(tiny_config(tmp_path / "broken", lore=lore), Broken())
-    assert broken.service.stats()["failed"] == broken.service.stats()["calls"] == 40
-    assert sum(broken.service.errors.values()) == 40
+    stats = broken.service.stats()
+    # All the calls that the pauses of an outage leave in so short a run.
+    assert stats["failed"] == stats["calls"] == sum(broken.service.errors.values()) >= 5
     assert set(broken.service.errors) >= {"ConnectionError", "not_finite", "wrong_logit_count"}
     stock, _ = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)))
     expected = weights(stock)

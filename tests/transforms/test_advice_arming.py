@@ -125,18 +125,19 @@ class Huge:
     [
         (Fail(), {"RuntimeError": 3}),
         (Malformed(), {"wrong_logit_count": 3}),
-        (Sleep(), {"timeout": 3}),
+        (Sleep(), {"timeout": 1}),
         (Huge(), {"not_finite": 3}),
     ],
 )
-def test_a_failing_adviser_leaves_zeros_and_a_running_env(advisor, errors):
+def test_a_failing_advisor_leaves_zeros_and_a_running_env(advisor, errors):
+    # What would likely fail again pauses the calls at once, the rest after three in a row.
     with make_service(advisor, total=3, timeout_s=0.02) as service:
         rollout = make_env(service, lengths=(9, 9), require_key=None).rollout(5, Act())
     for td in (rollout, rollout["next"]):
         assert not td["llm_mask"].any()
         assert not td["llm_prior_logits"].any() and not td["llm_confidence"].any()
     assert service.errors == errors
-    assert service.budget.spent == 3
+    assert service.budget.spent == sum(errors.values())
 
 
 def test_a_cache_of_another_action_set_is_ignored():

@@ -67,7 +67,8 @@ class JSONClient:
     after ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off that
     doubles and is jittered. It is not retried where waiting cannot help: on a used-up
     quota (402, or 429 with such a code), and where the wait would end after the deadline.
-    While a server cannot be reached, each request tries once. The deadline covers
+    While a server cannot be reached, each request tries once. While one request is tried
+    again, others wait for its outcome, and are not sent if it fails. The deadline covers
     everything: waiting for a free place, for the rate limit and between attempts,
     connecting, and reading the body to its end.
 
@@ -184,17 +185,31 @@ class JSONClient:
         self, pool: _Pool, path: str, content: bytes, until: float
     ) -> tuple[dict[str, Any] | AdviceError, int]:
         """Send until it is answered or no further attempt is due; return how it ended."""
-        reached = False
-        for attempt in range(1, self.retries + 2):
-            outcome = await self._attempt(pool, path, content, until)
-            if not isinstance(outcome, AdviceError):
-                break
-            reached = reached or outcome.sending is Sending.DONE
-            wait = self._wait(outcome, attempt)
-            if wait is None or pool.loop.time() + wait >= until:
-                break
-            _log.debug("Attempt %d at %s failed (%s), next in %.2f s", attempt, path, outcome, wait)
-            await asyncio.sleep(wait)
+        if not await pool.retry_succeeds(until):
+            return NotSentError("A request before it failed for good."), 0
+        reached, retry, served = False, None, True
+        try:
+            for attempt in range(1, self.retries + 2):
+                outcome = await self._attempt(pool, path, content, until)
+                served = not isinstance(outcome, AdviceError) or not outcome.lasting
+                if not isinstance(outcome, AdviceError):
+                    break
+                reached = reached or outcome.sending is Sending.DONE
+                wait = self._wait(outcome, attempt)
+                if wait is None or pool.loop.time() + wait >= until:
+                    break
+                _log.debug("Attempt %d failed (%s), next in %.2f s", attempt, outcome, wait)
+                if pool.retry is None:
+                    pool.retry = retry = pool.loop.create_future()
+                await asyncio.sleep(wait)
+        except BaseException:
+            # It was cancelled: that says nothing of the server.
+            served = True
+            raise
+        finally:
+            if retry is not None:
+                pool.retry = None
+                retry.set_result(served)
         if reached and isinstance(outcome, AdviceError):
             outcome = after_reaching(outcome)
         return outcome, attempt
@@ -326,11 +341,23 @@ class _Pool:
             trust_env=owner.trust_env,
         )
         self.places = asyncio.Semaphore(owner.max_concurrency)
+        # While one request is tried again, the outcome that others wait for.
+        self.retry: asyncio.Future[bool] | None = None
         self.limiter = None
         if owner.requests_per_minute is not None:
             self.limiter = _import_limiter()(max(1.0, owner.requests_per_minute), 60.0)
             if owner.requests_per_minute < 1:
                 self.limiter = _import_limiter()(1, 60.0 / owner.requests_per_minute)
+
+    async def retry_succeeds(self, until: float) -> bool:
+        """Wait for the request that is being tried again, if any; return whether to send."""
+        if self.retry is None:
+            return True
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(self.retry)
+        except TimeoutError:
+            return False
 
 
 def _import_limiter() -> Any:

@@ -18,7 +18,7 @@ class InspectConfig:
     seed: int | None = None
     deterministic: bool = False
     max_steps: int | None = None
-    imports: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list)
     video: str | None = "gif"
     steps_per_s: float = 3.0
     output: str = "outputs/inspect"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -241,7 +242,9 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
     return moved
 
 
-def load_config(path: Path, *, imports: Collection[str] | None = ()) -> TrainConfig:
+def load_config(
+    path: Path, *, trust: Collection[str] | None = (), asks: bool = False
+) -> TrainConfig:
     """Return the configuration of the run that wrote a checkpoint.
 
     Settings that came after it have their defaults: see
@@ -251,8 +254,10 @@ def load_config(path: Path, *, imports: Collection[str] | None = ()) -> TrainCon
         path: The checkpoint.
 
     Keyword Args:
-        imports: What it may name to be imported besides the environments and advisors of this
-            package; ``None`` for anything, where it is only compared with. Default: nothing.
+        trust: What it may name besides the environments and advisors of this package: import
+            paths, and with ``asks`` servers, variables of keys and local models; ``None`` for
+            anything, where it is only compared with. Default: nothing.
+        asks: Whether its advisor will be asked. Default: ``False``.
 
     Raises:
         CheckpointError: If it is of another program, or names what it may not.
@@ -266,19 +271,38 @@ def load_config(path: Path, *, imports: Collection[str] | None = ()) -> TrainCon
         config = restore_config(saved)
     except (CheckpointError, *_UNREADABLE) as error:
         raise CheckpointError(f"{foreign} {error}") from error
-    for name, value in () if imports is None else _leaves(asdict(config)):
+    for name, value in () if trust is None else _leaves(asdict(config)):
         if isinstance(value, str) and "${" in value:
             raise CheckpointError(f"{path}: {name}={value!r} would be resolved: it is refused.")
         imported = name == "env.family" or "_target_" in name.split(".")
         # Gymnasium imports what stands before a colon.
         imported |= name == "env.id" and ":" in str(value)
-        if imported and str(value) not in imports and not _is_ours(str(value)):
+        if imported and str(value) not in trust and not _is_ours(str(value)):
             raise CheckpointError(
                 f"{path}: {name}={value!r} is no environment or advisor of lore_torchrl. To import "
                 "it runs its code: only if you trust it, name it yourself, "
-                f"imports=[{value}]."
+                f"trust=[{value}]."
+            )
+        foreign = asks and name.startswith("advisor.") and _leads_elsewhere(name, value, config)
+        if foreign and str(value) not in trust:
+            raise CheckpointError(
+                f"{path}: with calls, the advisor would use {name}={value!r}: questions, and a key "
+                "of yours, would go where the checkpoint says. Only if you trust it, name it "
+                f"yourself, trust=[{value}]."
             )
     return config
+
+
+def _leads_elsewhere(name: str, value: Any, config: TrainConfig) -> bool:
+    """Whether a setting of an advisor names a server, a key or a model that is not the user's."""
+    *_, setting = name.split(".")
+    if setting == "base_url":
+        own = (None, os.environ.get("OPENAI_BASE_URL"))
+        local = re.match(r"https?://(127\.0\.0\.1|localhost)(:\d+)?(/|$)", str(value))
+        return value not in own and not local
+    if setting == "api_key_env":
+        return value != "OPENAI_API_KEY"
+    return setting == "model" and "LocalAdvisor" in str(config.advisor)
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -150,7 +150,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
-        _check_resumable(load_config(resume, imports=None), c)
+        _check_resumable(load_config(resume, trust=None), c)
 
     family = family_of(c.env)
     summarize = getattr(family, "summarize", None)

@@ -36,7 +36,7 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
         seed=c.seed,
         deterministic=c.deterministic,
         max_steps=c.max_steps,
-        imports=c.imports,
+        trust=c.trust,
     )
     output = Path(c.output)
     output.mkdir(parents=True, exist_ok=True)

@@ -121,7 +121,7 @@ def play(
     seed: int | None = None,
     deterministic: bool = False,
     max_steps: int | None = None,
-    imports: Collection[str] = (),
+    trust: Collection[str] = (),
     advisor: Advisor | None = None,
 ) -> Recording:
     """Play held-out episodes with the agent of a checkpoint, advice included.
@@ -141,14 +141,15 @@ def play(
         seed: Seed of rooms and draws. Default: ``None``, the run's own.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         max_steps: Cut an episode after so many steps. Default: ``None``.
-        imports: Import paths of your own environments and advisors, as the run's
-            configuration names them; others than this package's are refused. Default: none.
+        trust: What the checkpoint may name besides this package's environments and advisors,
+            exactly as it names them: import paths, and with ``calls`` the advisor's server,
+            variable of the key and local model. Default: none.
         advisor: Adviser to ask instead of the run's own. Answers of another model or prompt
             are not shared, those in the cache included. Default: ``None``.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
-        CheckpointError: If it is damaged, or names what is not in ``imports``.
+        CheckpointError: If it is damaged, or names what is not in ``trust``.
         ValueError: If a number is out of range, or actions are continuous and the describer
             has no anchors.
     """
@@ -158,7 +159,7 @@ def play(
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps must be positive or None, got {max_steps}.")
     path = find_checkpoint(str(checkpoint))
-    config = load_config(path, imports=imports)
+    config = load_config(path, trust=trust, asks=bool(calls) and advisor is None)
     config = replace(config, record=None, seed=config.seed if seed is None else seed)
     config.lore.calls.mode, config.lore.calls.store = "blocking", None
     config.lore.epsilon = EpsilonConfig()

@@ -101,6 +101,5 @@ def _failure(answer: Any, request: AdviceRequest | None = None) -> Failure:
     if isinstance(answer, TimeoutError):
         return Failure("timeout", str(answer) or "no answer within the deadline", lasting=True)
     if isinstance(answer, BaseException):
-        lasting = isinstance(answer, OSError)
-        return Failure(safe_kind(type(answer).__name__), str(answer), lasting=lasting)
+        return Failure(safe_kind(type(answer).__name__), str(answer))
     return Failure("wrong_type", f"{type(answer).__name__} where Advice was expected")

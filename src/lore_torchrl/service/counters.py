@@ -98,7 +98,7 @@ class CallCounters:
         if kind not in self.logged:
             self.logged.add(kind)
             torchrl_logger.warning(
-                f"LoRe goes on without some advice ({kind}): {shown(message).rstrip('.')}. "
+                f"LoRe goes on without some advice ({kind}): {shown(message, 500).rstrip('.')}. "
                 "Further failures of this kind are counted, not logged."
             )
 

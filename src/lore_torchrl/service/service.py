@@ -14,6 +14,7 @@ from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import Sending, Usage
+from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.advisor_state import restore_advisor, save_advisor
 from lore_torchrl.service.answers import Failure, Verdict, judge
 from lore_torchrl.service.budget import CallBudget
@@ -403,9 +404,9 @@ class AdviceService:
             with self._desk.lock:
                 self.counters.logged.add(failure.kind)
             torchrl_logger.warning(
-                f"Advice stops ({failure.kind}): {failure.message.rstrip('.')}. The run goes on "
-                f"without it. The advisor is tried again with one call after {outage.left} "
-                "environment steps, then at growing intervals."
+                f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
+                "run goes on without it. The advisor is tried again with one call after "
+                f"{outage.left} environment steps, then at growing intervals."
             )
         elif was_out and not outage.out:
             torchrl_logger.warning("Advice is back: the advisor answers again.")
