@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import tiny_config
+from tiny_run import planner, tiny_config
 
 pytest.importorskip("httpx")
 
@@ -18,7 +18,8 @@ from spellings import KEY, SPELLINGS, hostile_replies, leaks
 
 from lore_torchrl.advisors.chat import ChatAdvisor
 from lore_torchrl.configs import CallsConfig, LoggerConfig, LoReConfig
-from lore_torchrl.dreamer.run import train
+from lore_torchrl.dreamer.run import build_run, train
+from lore_torchrl.dreamer.secrets import hide_secrets
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PASSWORD = "Hunter-12-password"
@@ -67,6 +68,24 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_hostile_server_sends_back(
     assert [name for name, text in files.items() if PASSWORD in text] == []
     assert "[redacted]" in files["recording.sqlite"] and "[redacted]" in files["config.json"]
     assert "LoRe goes on without some advice" in caplog.text
+
+
+def test_wandb_is_given_neither_settings_nor_a_command_line_with_a_key(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    omegaconf = pytest.importorskip("omegaconf")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    advisor = {"api_key": PASSWORD, "base_url": f"http://me:{KEY}@host/v1"}
+    words = [f"advisor.api_key={PASSWORD}", f"advisor.base_url=http://me:{KEY}@host/v1", "seed=0"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    hide_secrets(omegaconf.OmegaConf.create({"advisor": advisor}))
+    assert sys.argv[3] == "seed=0" and not leaks(str(sys.argv)) and PASSWORD not in str(sys.argv)
+    config = tiny_config(
+        tmp_path, advisor=advisor, logger=LoggerConfig(backends=["wandb"], mode="disabled")
+    )
+    run = build_run(config, advisor=planner())
+    given = str(dict(run.logger.backends[0].experiment.config))
+    run.close()
+    assert "[redacted]" in given and not leaks(given) and PASSWORD not in given
 
 
 def run_script(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
