@@ -315,3 +315,12 @@ def test_a_server_that_echoes_the_key_in_its_answer_taints_no_recording():
 
     with FaultServer(reply=reply) as server:
         assert KEY not in good(advisor(server, mode="json")).raw
+
+
+def test_lines_of_the_log_are_short_however_long_a_server_refuses(caplog):
+    caplog.set_level("INFO")
+    with FaultServer(after="message_megabyte") as server:
+        assert ask(advisor(server, retries=0)).kind == "status_400"
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("answers in no mode" in line for line in lines)
+    assert max(map(len, lines)) < 600

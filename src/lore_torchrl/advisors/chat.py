@@ -27,7 +27,7 @@ from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES
 from lore_torchrl.advisors.parsing import Preference
 from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
-from lore_torchrl.advisors.redaction import redact
+from lore_torchrl.advisors.redaction import redact, shown
 from lore_torchrl.advisors.secret import Secret
 
 _log = logging.getLogger(__name__)
@@ -323,7 +323,8 @@ def _tokens(usage: Mapping[str, Any], *names: str) -> int:
 
 
 def _reasons(failed: Mapping[str, AdviceError]) -> str:
-    return "; ".join(f"{name} failed: {error}" for name, error in failed.items()) or "tried first"
+    reasons = (f"{name} failed: {shown(str(error), 80)}" for name, error in failed.items())
+    return "; ".join(reasons) or "tried first"
 
 
 def _check(condition: bool, name: str, value: object, rule: str) -> None:
