@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -85,6 +86,21 @@ def test_an_outage_at_the_start_and_one_in_the_middle_cost_no_call(make_service,
     assert service.budget.spent == stats["calls"] <= 3 and stats["lost"] <= 1
     assert stats["refunded"] > 10
     assert [line.split(" ")[1] for line in told] == ["stops", "is"] * 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "json"])
+def test_questions_that_wait_when_the_server_fails_are_not_sent(mode):
+    with FaultServer(random_of=("503_html",)) as server:
+        ledger = CallBudget(98)
+        advisor = chat(server.url, mode=mode, backoff_s=(0.1, 0.1))
+        with AdviceService(advisor, budget=ledger, mode="async") as service:
+            for key in "abcdefgh":
+                service.submit([AdviceRequest("A door.", ("wait", "open"), key)])
+                time.sleep(0.02)
+            assert service.drain(10.0) == 0
+            assert service.stats()["refunded"] == 8 - ledger.spent
+    # The first, and those that were sent before it had failed once.
+    assert 1 <= ledger.spent <= 3
 
 
 @pytest.mark.parametrize("fault", ["500", "stall", "html"])

@@ -301,10 +301,13 @@ class _Meter:
         self.until = until
         self.usage = Usage()
         self.reached = False
+        self.asked = asyncio.get_running_loop().time()
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        # What the question's own requests do must not keep its further ones back.
+        asked = math.inf if self.reached else self.asked
         try:
-            reply = await self.advisor.client.post(path, body, until=self.until)
+            reply = await self.advisor.client.post(path, body, until=self.until, asked=asked)
         except AdviceError as error:
             self.reached = self.reached or error.sending is Sending.DONE
             raise

@@ -155,7 +155,12 @@ class JSONClient:
         return {**self.__dict__, "_pool": None}
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, until: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        until: float | None = None,
+        asked: float = math.inf,
     ) -> Reply:
         """Send ``body`` to ``path`` below the base URL.
 
@@ -166,6 +171,8 @@ class JSONClient:
         Keyword Args:
             until: Deadline on the running loop's clock, for several requests that share
                 one. Default: ``deadline_s`` from now.
+            asked: When the question was asked, on that clock. If a request has failed for good
+                since, this one is not sent. Default: infinity, it is sent in any case.
 
         Raises:
             AdviceError: Of the kind that says why there is no answer.
@@ -175,14 +182,17 @@ class JSONClient:
         until = started + self.deadline_s if until is None else until
         content = json.dumps(body, allow_nan=False).encode()
         pool = self._current_pool(loop)
-        outcome, attempts = await self._insist(pool, path, content, until)
-        self._away = isinstance(outcome, UnreachableError)
-        if isinstance(outcome, AdviceError):
+        outcome, attempts = await self._insist(pool, path, content, until, asked)
+        failed = isinstance(outcome, AdviceError)
+        if not (failed and outcome.sending is Sending.NEVER):
+            self._away = isinstance(outcome, UnreachableError)
+            pool.failed_at = loop.time() if failed and outcome.lasting else -math.inf
+        if failed:
             raise outcome
         return Reply(outcome, loop.time() - started, attempts)
 
     async def _insist(
-        self, pool: _Pool, path: str, content: bytes, until: float
+        self, pool: _Pool, path: str, content: bytes, until: float, asked: float
     ) -> tuple[dict[str, Any] | AdviceError, int]:
         """Send until it is answered or no further attempt is due; return how it ended."""
         if not await pool.retry_succeeds(until):
@@ -190,7 +200,8 @@ class JSONClient:
         reached, retry, served = False, None, True
         try:
             for attempt in range(1, self.retries + 2):
-                outcome = await self._attempt(pool, path, content, until)
+                outcome = await self._attempt(pool, path, content, until, asked)
+                asked = math.inf
                 served = not isinstance(outcome, AdviceError) or not outcome.lasting
                 if not isinstance(outcome, AdviceError):
                     break
@@ -215,7 +226,7 @@ class JSONClient:
         return outcome, attempt
 
     async def _attempt(
-        self, pool: _Pool, path: str, content: bytes, until: float
+        self, pool: _Pool, path: str, content: bytes, until: float, asked: float
     ) -> dict[str, Any] | AdviceError:
         """Send once; return what came or what went wrong.
 
@@ -229,6 +240,8 @@ class JSONClient:
                 async with pool.places:
                     if pool.limiter is not None:
                         await pool.limiter.acquire()
+                    if asked < pool.failed_at:
+                        return NotSentError("A request has failed for good since it was asked.")
                     self.sent += 1
                     progress.started = True
                     outcome = await self._exchange(pool.client, path, content, progress)
@@ -343,6 +356,8 @@ class _Pool:
         self.places = asyncio.Semaphore(owner.max_concurrency)
         # While one request is tried again, the outcome that others wait for.
         self.retry: asyncio.Future[bool] | None = None
+        # When the last request failed for good, if none was answered since.
+        self.failed_at = -math.inf
         self.limiter = None
         if owner.requests_per_minute is not None:
             self.limiter = _import_limiter()(max(1.0, owner.requests_per_minute), 60.0)
