@@ -19,6 +19,7 @@ from torchrl.envs.utils import check_env_specs
 
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy
+from lore_torchrl.service.counters import CallCounters
 from lore_torchrl.service.triggers import TDErrorSpike
 from lore_torchrl.transforms import AdviceTransform
 
@@ -68,13 +69,19 @@ def store(replay, late, rollout):
 
 
 @pytest.fixture
+def slow(monkeypatch):
+    """An advisor that is known to take its time."""
+    monkeypatch.setattr(CallCounters, "latency", lambda *_: 1000.0)
+
+
+@pytest.fixture
 def held():
     advisor = Held()
     yield advisor
     advisor.let.set()
 
 
-def test_steps_pass_while_the_adviser_is_held_and_its_answers_reach_their_rows(held):
+def test_steps_pass_while_the_adviser_is_held_and_its_answers_reach_their_rows(held, slow):
     replay, late = make_replay(40), LateAdvice()
     with make_service(held, calls_per_step=2) as service:
         env = make_env(service, lengths=(50, 50), require_key=None)
@@ -102,7 +109,7 @@ def test_steps_pass_while_the_adviser_is_held_and_its_answers_reach_their_rows(h
     assert_aligned(again), assert_aligned(again["next"])
 
 
-def test_rows_overwritten_meanwhile_are_skipped(held):
+def test_rows_overwritten_meanwhile_are_skipped(held, slow):
     replay, late = make_replay(10), LateAdvice()
     with make_service(held, calls_per_step=2) as service:
         env = make_env(service, lengths=(50, 50), require_key=None)
@@ -118,7 +125,7 @@ def test_rows_overwritten_meanwhile_are_skipped(held):
         assert replay[member][:]["next", "llm_mask"].all()
 
 
-def test_rows_in_the_same_situation_share_a_question(held):
+def test_rows_in_the_same_situation_share_a_question(held, slow):
     with make_service(held) as service:
         env = TransformedEnv(
             SerialEnv(3, lambda: Corridor(0, 9)),
@@ -133,14 +140,25 @@ def test_rows_in_the_same_situation_share_a_question(held):
     assert torch.equal(again["llm_advice_id"], expected)
 
 
-def test_no_more_questions_than_may_be_in_flight(held):
+def test_no_more_questions_than_may_be_in_flight(held, slow):
     with make_service(held, max_in_flight=3, calls_per_step=2) as service:
         rollout = make_env(service, lengths=(50, 50), require_key=None).rollout(10, Act())
         assert service.budget.spent == service.stats()["in_flight"] == 3
     assert (rollout["llm_advice_id"] > 0).sum() == 3
 
 
-def test_the_budget_is_never_exceeded(held):
+def test_an_advisor_that_is_silent_for_longer_than_ever_gets_one_question_at_a_time(held):
+    with make_service(held) as service:
+        env = make_env(service, lengths=(50, 50), require_key=None)
+        env.rollout(10, Act())
+        assert service.budget.spent == 1
+        held.let.set()
+        assert service.drain(10.0) == 0
+        env.rollout(10, Act())
+        assert service.budget.spent > 1
+
+
+def test_the_budget_is_never_exceeded(held, slow):
     held.let.set()
     with make_service(held, total=5, calls_per_step=2) as service:
         make_env(service, lengths=(50, 50), require_key=None).rollout(20, Act())

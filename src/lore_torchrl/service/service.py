@@ -156,9 +156,18 @@ class AdviceService:
 
     @property
     def room(self) -> int:
-        """Questions that may be asked now without exceeding ``max_in_flight``."""
-        if self._desk.stopped:
-            return 0
+        """Questions that a step may ask now.
+
+        As many as ``max_in_flight`` leaves; none while the oldest in flight waits for more than
+        twice the 95th percentile of the latencies, since a server that has fallen silent would
+        be sent all of them. So the first answer is waited for before a second question.
+        """
+        with self._desk.lock:
+            late = self._desk.flight.oldest_s > 2.0 * self.counters.latency(0.95)
+        return 0 if late or self._desk.stopped else self._free_places
+
+    @property
+    def _free_places(self) -> int:
         return max(0, self.max_in_flight - len(self._desk.flight))
 
     # ---- what is known ----
@@ -294,7 +303,7 @@ class AdviceService:
         ids = {request.cache_key: waiting(request.cache_key) for request in requests}
         known, questions = self._sort(requests, near)
         questions = [question for question in questions if not ids[question[0].cache_key]]
-        room = self.room
+        room = self._free_places
         if beyond := max(0, len(questions) - room):
             self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
         calls = self._pay(questions[:room])
