@@ -40,10 +40,12 @@ def main(config: DictConfig) -> float:
         # A run that is resumed at its end writes nothing.
         return summary.get("eval/success", float("nan"))
     name = stopped["reason"]
+    at = f"{stopped['step']:,} of {stopped['total_steps']:,}"
+    print(f"stopped            at step {at} ({name}); go on with resume={config.output_dir}")
     if name in signal.Signals.__members__:
         # As the shell does it; a sweep ends with it.
         raise SystemExit(128 + signal.Signals[name])
-    raise RuntimeError(f"stopped at step {stopped['step']:,} of {stopped['total_steps']:,}: {name}")
+    raise RuntimeError(f"stopped at step {at}: {name}")
 
 
 if __name__ == "__main__":

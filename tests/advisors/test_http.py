@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import pickle
 import socket
 import sys
 import time
 import tracemalloc
+import zlib
 
 import pytest
 
@@ -22,6 +24,7 @@ from lore_torchrl.advisors.errors import (
     StatusError,
 )
 from lore_torchrl.advisors.http import JSONClient
+from lore_torchrl.advisors.replies import BoundedBody
 from lore_torchrl.advisors.secret import Secret
 
 KEY = "sk-very-secret-0123456789"
@@ -441,3 +444,34 @@ def test_errors_travel_between_processes():
         *(RateLimitedError, 429, "later", 3.0, "rate_limited"),
     )
     assert pickle.loads(pickle.dumps(StatusError(418, "tea"))).kind == "status_418"
+
+
+def test_cookies_of_a_server_do_not_come_back():
+    def reply(path, body):
+        jar = {"set-cookie": f"c{server.total}={'x' * 2000}; Path=/"}
+        return 200, "{}", jar
+
+    with FaultServer(reply=reply) as server:
+        asker = client(server)
+        for _ in range(3):
+            post(asker)
+        assert all("cookie" not in headers for _, headers, _ in server.requests)
+
+
+def test_what_follows_a_compressed_body_is_not_read():
+    body = BoundedBody(1 << 20)
+    body.start("gzip")
+    assert body.feed(gzip.compress(b'{"a": 1}'))
+    assert not body.feed(b"x" * 65_536)
+    assert (body.text(), body.error) == ('{"a": 1}', None)
+
+
+def test_compressed_blocks_that_hold_nothing_end_at_the_limit():
+    body = BoundedBody(1 << 10)
+    body.start("deflate")
+    empty = zlib.compressobj()
+    fed = 0
+    while body.feed(empty.compress(b"") + empty.flush(zlib.Z_FULL_FLUSH)):
+        fed += 1
+        assert fed < 1_000
+    assert body.error.kind == "too_large"

@@ -103,7 +103,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_offered(saved, damage, mes
     for place in (latest, latest.parent, latest.parent.parent):
         with pytest.raises(CheckpointError, match=message) as error:
             find_checkpoint(str(place))
-        assert str(latest) in str(error.value) and f"resume={before}" in str(error.value)
+        assert str(latest) in str(error.value) and f"whole: {before}" in str(error.value)
     verify(before)
     # Out of the way of a run that goes on from the one before.
     assert [path.name for path in set_aside(latest.parent, after=2)] == [latest.name]
@@ -146,9 +146,9 @@ def test_a_run_refuses_a_damaged_checkpoint_and_goes_on_from_the_offered_one(tmp
     latest = find_checkpoint(str(folder))
     assert json.loads((latest / "seal.json").read_text())["files"]
     cut_off(latest)
-    with pytest.raises(CheckpointError, match="resume=") as error:
+    with pytest.raises(CheckpointError, match="whole: ") as error:
         build_run(tiny_config(tmp_path / "run", resume=str(folder)), advisor=planner())
-    offered = str(error.value).rsplit("resume=", 1)[1]
+    offered = str(error.value).rsplit("whole: ", 1)[1]
     shutil.rmtree(latest)
     resumed = tiny_config(tmp_path / "run", total_steps=192, resume=offered)
     assert train(resumed, advisor=planner())["eval/success"] >= 0.0

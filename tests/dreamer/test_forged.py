@@ -106,6 +106,16 @@ def set_advisor(settings):
             "os.mkdir",
         ),
         (set_advisor({"x": {"_target_": ["os.mkdir"]}}), "os.mkdir"),
+        (
+            set_advisor(
+                {
+                    "_target_": "lore_torchrl.advisors.recorded.RecordingAdvisor",
+                    "advisor": {"_target_": "lore_torchrl.advisors.scripted.ScriptedAdvisor"},
+                    "path": "marker",
+                }
+            ),
+            "RecordingAdvisor",
+        ),
         (lambda config: config["env"]["options"].update(x={"_target_": "os.mkdir"}), "os.mkdir"),
         # Gymnasium imports the module before the colon.
         (lambda config: config["env"].update(id="antigravity:Door-v0"), "antigravity:Door-v0"),
@@ -129,6 +139,7 @@ def test_the_inspector_imports_only_what_its_user_names(copied, change, named, c
         ("base_url", "http://localhost@elsewhere.example/v1"),
         ("api_key_env", "AWS_SECRET_ACCESS_KEY"),
         ("model", "someone/else"),
+        ("prompt", "/home/me/notes.txt"),
     ],
 )
 def test_questions_and_keys_go_where_the_user_says(copied, setting, value):
@@ -141,6 +152,15 @@ def test_questions_and_keys_go_where_the_user_says(copied, setting, value):
     assert load_config(path, trust=[value], asks=True).advisor[setting] == value
     # Without calls nobody is asked.
     assert load_config(path).advisor[setting] == value
+
+
+@pytest.mark.parametrize("word", ["_args_", "_partial_", "_recursive_"])
+def test_words_of_hydra_that_hide_a_call_are_refused(copied, word):
+    path, _ = copied
+    about = {"_target_": "lore_torchrl.advisors.local.LocalAdvisor", word: ["someone/else"]}
+    forge_config(path, set_advisor(about))
+    with pytest.raises(CheckpointError, match=rf"advisor.{word}.*hides a call"):
+        play(path, calls=1, trust=["someone/else"])
 
 
 def test_the_inspector_resolves_nothing_that_a_checkpoint_writes(copied):

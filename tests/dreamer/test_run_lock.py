@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -63,6 +64,20 @@ def test_a_killed_process_leaves_its_folder_free_even_where_a_worker_outlives_it
         finally:
             holder.kill()
             os.kill(worker, signal.SIGKILL)
+
+
+def test_a_file_system_without_locks_keeps_no_run_from_training(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lore_torchrl.dreamer.run_lock.fcntl.flock", no_locks)
+    with file_lock(tmp_path / "run.lock") as lock:
+        assert lock is not None
+
+
+def test_what_a_run_logs_is_in_its_folder(tmp_path):
+    train(tiny_config(tmp_path, total_steps=32), advisor=planner())
+    assert "Adviser: ScriptedAdvisor" in (tmp_path / "run.log").read_text()
 
 
 def test_folders_are_named_to_the_microsecond():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from lore_torchrl.advisors.errors import Usage
 from lore_torchrl.service import AdviceStore, BudgetExceededError, CallBudget
+from lore_torchrl.service.store import patience
 
 
 @pytest.fixture(params=["memory", "store"])
@@ -94,6 +96,19 @@ def test_calls_that_failed_before_a_byte_was_taken_are_given_back_up_to_the_tota
     assert (budget.spent, budget.own_calls) == (2, 2)
     with pytest.raises(ValueError, match="n=-1"):
         budget.refund(-1)
+
+
+def test_a_refund_that_finds_the_store_busy_is_entered_with_the_next_change(tmp_path):
+    budget = CallBudget(5, store=AdviceStore(tmp_path / "advice.sqlite"))
+    budget.spend(3)
+    with sqlite3.connect(tmp_path / "advice.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with patience(0.01):
+            assert budget.refund(2) == 2
+        assert budget.remaining == 4
+        other.execute("ROLLBACK")
+    budget.spend()
+    assert CallBudget(5, store=AdviceStore(tmp_path / "advice.sqlite")).spent == 2
 
 
 def test_a_run_finds_its_calls_again_beside_those_of_another(tmp_path):

@@ -79,6 +79,23 @@ def test_an_unreadable_answer_to_the_probing_call_ends_the_outage():
     assert fail(pause, lasting=False) == 0 and not pause.out
 
 
+def test_failures_that_last_end_a_row_of_unreadable_answers():
+    pause = OutagePause(base_steps=4)
+    assert [fail(pause, lasting=False) for _ in range(2)] == [0, 0]
+    assert fail(pause) == 4
+    assert fail(pause, lasting=False) == 0 and not pause.out
+
+
+def test_calls_that_were_not_made_do_not_lengthen_the_pauses():
+    pause = OutagePause(base_steps=4)
+    fail(pause)
+    for _ in range(5):
+        pause.advance(pause.left)
+        pause.begin_call()
+        pause.withdraw_call()
+        assert pause.left == 8
+
+
 def test_the_next_pause_begins_with_the_probing_call_which_may_never_end():
     pause = OutagePause(base_steps=4)
     fail(pause)

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -196,7 +197,7 @@ class JSONClient:
     ) -> tuple[dict[str, Any] | AdviceError, int]:
         """Send until it is answered or no further attempt is due; return how it ended."""
         if not await pool.retry_succeeds(until):
-            return NotSentError("A request before it failed for good."), 0
+            return NotSentError("Not sent: the server failed the request before it."), 0
         reached, retry, served = False, None, True
         try:
             for attempt in range(1, self.retries + 2):
@@ -241,7 +242,7 @@ class JSONClient:
                     if pool.limiter is not None:
                         await pool.limiter.acquire()
                     if asked < pool.failed_at:
-                        return NotSentError("A request has failed for good since it was asked.")
+                        return NotSentError("Not sent: the server has failed since it was asked.")
                     self.sent += 1
                     progress.started = True
                     outcome = await self._exchange(pool.client, path, content, progress)
@@ -352,6 +353,8 @@ class _Pool:
             limits=httpx.Limits(max_connections=owner.max_concurrency),
             transport=owner._transport,
             trust_env=owner.trust_env,
+            # A server's cookies would pile up, and go back to it with every request.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
         self.places = asyncio.Semaphore(owner.max_concurrency)
         # While one request is tried again, the outcome that others wait for.
@@ -390,7 +393,10 @@ def _checked_url(base_url: str) -> str:
     # The value stays out of these two messages: it may hold a password or a key. Without a
     # scheme that is no netloc.
     if "@" in (parts.netloc or base_url):
-        raise ValueError("base_url must not hold credentials: give the key as api_key.")
+        raise ValueError(
+            "base_url, or OPENAI_BASE_URL, must not hold credentials: put the key into the "
+            "variable OPENAI_API_KEY."
+        )
     if parts.query or parts.fragment:
         raise ValueError("base_url must end with its path, without '?' and '#'.")
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -263,6 +263,10 @@ def _claim(path: Path, *, shared: bool) -> IO[str] | None:
             f"Another run is recording to {str(path)!r}: two runs in one file cannot be "
             "repeated. Give another path, or wait until that run has ended."
         ) from err
+    except OSError:
+        # A network file system that keeps no locks.
+        claim.close()
+        return None
     return claim
 
 

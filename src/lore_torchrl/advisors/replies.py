@@ -51,7 +51,7 @@ class BoundedBody:
         self.limit = limit
         self.error: AdviceError | None = None
         self._parts: list[bytes] = []
-        self._size = 0
+        self._size = self._taken = 0
         self._inflate: Any = None
 
     def start(self, encoding: str) -> None:
@@ -66,8 +66,9 @@ class BoundedBody:
 
     def feed(self, chunk: bytes) -> bool:
         """Take some bytes as they came; ``False`` says that no more are wanted."""
-        if self.error is not None:
+        if self.error is not None or (self._inflate is not None and self._inflate.eof):
             return False
+        self._taken += len(chunk)
         room = self.limit - self._size + 1
         if self._inflate is not None:
             try:
@@ -76,7 +77,8 @@ class BoundedBody:
                 self.error = MalformedError("The compressed body is damaged.")
                 return False
         self._size += len(chunk)
-        if self._size > self.limit:
+        # Blocks that hold nothing may come without end.
+        if max(self._size, self._taken) > self.limit:
             self._parts.clear()
             self.error = TooLargeError(f"The body has more than {self.limit} bytes.")
             return False

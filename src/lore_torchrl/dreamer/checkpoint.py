@@ -283,6 +283,12 @@ def load_config(
                 "it runs its code: only if you trust it, name it yourself, "
                 f"trust=[{value}]."
             )
+        # The other words that Hydra knows hide what is called, and with what.
+        hidden = {"_args_", "_partial_", "_recursive_"} & set(name.split("."))
+        if hidden:
+            raise CheckpointError(
+                f"{path}: {name}={value!r} is refused: {min(hidden)} hides a call."
+            )
         foreign = asks and name.startswith("advisor.") and _leads_elsewhere(name, value, config)
         if foreign and str(value) not in trust:
             raise CheckpointError(
@@ -302,7 +308,9 @@ def _leads_elsewhere(name: str, value: Any, config: TrainConfig) -> bool:
         return value not in own and not local
     if setting == "api_key_env":
         return value != "OPENAI_API_KEY"
-    return setting == "model" and "LocalAdvisor" in str(config.advisor)
+    # A prompt of one's own is a file, whose text is sent; a recording is a file that is read.
+    file = setting == "path" or (setting == "prompt" and value != "default")
+    return file or (setting == "model" and "LocalAdvisor" in str(config.advisor))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -331,7 +339,8 @@ def _is_ours(path: str) -> bool:
     except ImportError as error:
         # The module lacks an extra, so that nothing of it can run; or there is no such module.
         return not str(error.name).startswith("lore_torchrl")
-    return isinstance(found, type) and found.__module__ == module
+    # A recorder would write where the checkpoint says.
+    return isinstance(found, type) and found.__module__ == module and name != "RecordingAdvisor"
 
 
 def _step_of(path: Path) -> int | None:
@@ -360,7 +369,7 @@ def _check(path: Path) -> None:
                 verify(other)
             except CheckpointError:
                 continue
-            raise CheckpointError(f"{error} Go on from the one before: resume={other}") from error
+            raise CheckpointError(f"{error} The one before it is whole: {other}") from error
         raise CheckpointError(f"{error} There is no whole one before it.") from error
 
 

@@ -91,7 +91,8 @@ _SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max", "eps_init", "ep
 
 
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
-    before, now = _structure(saved), _structure(config)
+    # What a checkpoint holds is redacted.
+    before, now = redact_all(_structure(saved)), redact_all(_structure(config))
     changed = [name for name in now if now[name] != before.get(name)]
     if changed:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -15,10 +17,13 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+from torchrl import logger as torchrl_logger
+
 from lore_torchrl.advisors.redaction import redacted_log, remember, secrets_of
 from lore_torchrl.configs import TrainConfig
 
-_LOCK = "run.lock"
+_LOCK, _LOG = "run.lock", "run.log"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: set[IO[str]] = set()
 
 
@@ -27,17 +32,14 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
     """Lock a file, which is made where missing; ``None`` if another process has it.
 
     The kernel lets go of the lock when the process ends, however it ends. A child that is
-    given the file (``pass_fds``) holds it as well, one that is forked does not. Windows has no
-    such locks; there a file is never found locked.
+    given the file (``pass_fds``) holds it as well, one that is forked does not. Windows and
+    some network file systems have no such locks; there a file is never found locked.
 
     Args:
         path: The file. It says who has it: see :func:`sign`.
     """
     with path.open("a") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(file):
             yield None
             return
         _held.add(file)
@@ -45,6 +47,22 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
             yield file
         finally:
             _held.discard(file)
+
+
+def _locked(file: IO[str]) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        torchrl_logger.warning(
+            f"{file.name} cannot be locked ({error}): see to it that one run alone uses its folder."
+        )
+    return True
 
 
 def sign(lock: IO[str], pid: int) -> None:
@@ -65,10 +83,29 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_let_go)
 
 
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Append what this package and TorchRL log meanwhile to a file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    loggers = (torchrl_logger, logging.getLogger("lore_torchrl"))
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
+
+
 def in_own_folder(
     train: Callable[..., dict[str, float]],
 ) -> Callable[..., dict[str, float]]:
-    """Let a function of a configuration have its ``output_dir`` to itself, its secrets hidden."""
+    """Let a function of a configuration have its ``output_dir`` to itself.
+
+    Its secrets are hidden, and its log is ``run.log`` there.
+    """
 
     @wraps(train)
     def alone(config: TrainConfig, **kwargs: Any) -> dict[str, float]:
@@ -83,6 +120,7 @@ def in_own_folder(
                     "give another output_dir."
                 )
             sign(lock, os.getpid())
-            return train(config, **kwargs)
+            with _log_file(folder / _LOG):
+                return train(config, **kwargs)
 
     return alone

@@ -224,18 +224,25 @@ class CallBudget:
                 ledger at most ``total`` of these are given back. Default: ``False``.
 
         Returns:
-            Calls given back.
+            Calls given back; where the store is busy, with its next change.
 
         Raises:
             StoreError: If the store cannot be written; none is given back.
             ValueError: If ``n`` is negative.
         """
         _check_n(n)
-        with self._change() as ledger:
-            if sent:
-                n = min(n, max(0, self.total - ledger.read().refunds))
-            ledger.add(Spent(calls=-n, refunds=n if sent else 0))
+        try:
+            with self._change() as ledger:
+                n = self._refundable(n, ledger.read(), sent=sent)
+                ledger.add(Spent(calls=-n, refunds=n if sent else 0))
+        except StoreBusyError:
+            n = self._refundable(n, self._read(), sent=sent)
+            with self._lock:
+                self._owed = _sum(self._owed, Spent(calls=-n, refunds=n if sent else 0))
         return n
+
+    def _refundable(self, n: int, spent: Spent, *, sent: bool) -> int:
+        return min(n, max(0, self.total - spent.refunds)) if sent else n
 
     def settle(self, usage: Usage) -> None:
         """Add what an answer has cost; also for a failed one that was charged.

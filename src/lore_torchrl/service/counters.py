@@ -45,7 +45,7 @@ class CallCounters:
         self.usage = Usage()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         # Kinds of failures that the log has told of.
-        self.logged: set[str] = set()
+        self.logged = {"stopped"}
 
     def judged(self, verdict: Verdict, *, latency_s: float, late: bool) -> None:
         """Count the outcome of one batch of calls.

@@ -139,6 +139,9 @@ class OutagePause:
     rows, at most ``max_steps``, or ``max_free_steps`` where the failed call cost nothing.
     Usable advice ends the outage.
 
+    :attr:`out` says whether there is an outage, :attr:`left` how many steps of its pause are
+    left and :attr:`steps` how many it has lasted.
+
     Args:
         base_steps: First pause, in environment steps of all rows, at least 1. Default: ``16``.
         max_free_steps: Longest pause after a call that was given back, at least
@@ -183,8 +186,8 @@ class OutagePause:
 
     def _reset(self) -> None:
         self.out = False
-        self.left = 0
-        self._next = self.base_steps
+        self.left = self.steps = 0
+        self._next = self._before = self.base_steps
         self._unreadable = 0
 
     @property
@@ -195,13 +198,20 @@ class OutagePause:
     def advance(self, steps: int) -> None:
         """Let ``steps`` environment steps pass."""
         self.left = max(0, self.left - steps)
+        self.steps += steps if self.out else 0
 
     def begin_call(self) -> None:
         """Take note of a call. During an outage the next pause begins with it, not with its end:
         in async mode it may never end.
         """
         if self.out:
+            self._before = self._next
             self._pause()
+
+    def withdraw_call(self) -> None:
+        """Take note that a call was not made, or tells nothing: the pauses do not grow by it."""
+        if self.out:
+            self._next = self._before
 
     def observe(self, *, ok: bool, lasting: bool = True, free: bool = False) -> None:
         """Take note of the end of one call.
@@ -220,9 +230,11 @@ class OutagePause:
                 # It answers. The length of the next pause is kept until an answer is usable.
                 self.out, self.left = False, 0
                 return
+        else:
+            self._unreadable = 0
         # A call made before the outage began does not lengthen it when it fails.
         if not self.out:
-            self.out = True
+            self.out, self.steps = True, 0
             self._pause()
         if free:
             self.left = min(self.left, self.max_free_steps)
@@ -238,6 +250,7 @@ class OutagePause:
             "out": self.out,
             "left": self.left,
             "next": self._next,
+            "before": self._before,
             "unreadable": self._unreadable,
         }
 
@@ -250,6 +263,7 @@ class OutagePause:
         self.out = bool(state["out"])
         self.left = int(state["left"])
         self._next = int(state["next"])
+        self._before = int(state["before"])
         self._unreadable = int(state["unreadable"])
 
 

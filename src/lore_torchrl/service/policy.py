@@ -260,6 +260,11 @@ class CallPolicy:
         with self._lock:
             self.outage.observe(ok=ok, lasting=lasting, free=free)
 
+    def withdraw_call(self) -> None:
+        """Take note that a chosen call was not made, or tells nothing of the advisor."""
+        with self._lock:
+            self.outage.withdraw_call()
+
     def observe_episode(self, row: int, ret: float, advised: bool) -> None:
         """Take note of a finished episode.
 

@@ -336,6 +336,7 @@ class AdviceService:
         except StoreError as error:
             # What cannot be entered into the ledger is not asked.
             self._record(error.kind, str(error), len(questions))
+            self.policy.withdraw_call()
             return []
         if beyond := len(questions) - paid:
             self._record("budget", f"{beyond} questions beyond the budget", beyond)
@@ -403,22 +404,30 @@ class AdviceService:
     def _watch(self, failure: Failure | None, *, free: bool) -> None:
         """Tell the policy how a call ended, and the log when an outage begins or ends."""
         if failure is not None and failure.lasting is None:
+            self.policy.withdraw_call()
+            if self.policy.outage.out:
+                with self._desk.lock:
+                    self.counters.logged.add(failure.kind)
             return
         outage = self.policy.outage
-        was_out = outage.out
+        was_out, steps = outage.out, outage.steps
         self.policy.observe_result(
             ok=failure is None, lasting=failure is not None and failure.lasting, free=free
         )
         if outage.out and not was_out:
-            with self._desk.lock:
-                self.counters.logged.add(failure.kind)
             torchrl_logger.warning(
                 f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
                 "run goes on without it. The advisor is tried again with one call after "
                 f"{outage.left} environment steps, then at growing intervals."
             )
         elif was_out and not outage.out:
-            torchrl_logger.warning("Advice is back: the advisor answers again.")
+            torchrl_logger.warning(
+                f"Advice is back after {steps} environment steps: the advisor answers again."
+            )
+        if outage.out and failure is not None:
+            # One line tells of an outage, whatever its calls failed of.
+            with self._desk.lock:
+                self.counters.logged.add(failure.kind)
 
     def take_late(self) -> list[tuple[int, Advice | None]]:
         """Return the answers that came since the last time, each with its question's id.
