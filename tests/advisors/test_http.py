@@ -446,6 +446,14 @@ def test_errors_travel_between_processes():
     assert pickle.loads(pickle.dumps(StatusError(418, "tea"))).kind == "status_418"
 
 
+def test_what_httpx_logs_of_a_server_is_without_the_key(caplog):
+    caplog.set_level(logging.INFO, logger="httpx")
+    with FaultServer(["echo_in_reason"] * 3) as server:
+        failure(client(server))
+        assert server.total
+    assert "HTTP Request" in caplog.text and KEY not in caplog.text
+
+
 def test_cookies_of_a_server_do_not_come_back():
     def reply(path, body):
         jar = {"set-cookie": f"c{server.total}={'x' * 2000}; Path=/"}

@@ -29,6 +29,7 @@ from lore_torchrl.advisors.errors import (
     TransportError,
     UnreachableError,
 )
+from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.advisors.replies import BoundedBody, parse_object, retry_after, status_error
 from lore_torchrl.advisors.secret import Secret
 
@@ -43,7 +44,14 @@ def _import_httpx() -> Any:
         raise ImportError(
             "Advisers behind HTTP need httpx: pip install 'lore-torchrl[http]'."
         ) from err
+    # It logs the words that a server puts beside its status.
+    logging.getLogger("httpx").addFilter(_readable)
     return httpx
+
+
+def _readable(record: logging.LogRecord) -> bool:
+    record.msg, record.args = shown(record.getMessage(), 500), ()
+    return True
 
 
 @dataclass(frozen=True, slots=True)
