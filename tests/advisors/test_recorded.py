@@ -26,6 +26,7 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.flawed import StaleAdvisor
 from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor, model_name
+from lore_torchrl.advisors.recording import Recording
 from lore_torchrl.advisors.redaction import redact, secrets_of
 from lore_torchrl.advisors.secret import Secret
 from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, StoreError
@@ -312,7 +313,10 @@ class Chatty(Says):
 
 def test_keys_never_reach_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "environment-secret")
-    leaks = f"{KEY} other-secret-value environment-secret Bearer raised-one http://me:pw1234@host/"
+    leaks = (
+        f"{KEY} other-secret-value environment-secret Authorization: Bearer raised-one "
+        "http://me:pw1234@host/"
+    )
     turns = [
         RuntimeError(f"401 {leaks}"),
         [AdviceError(f"bad key {leaks}")],
@@ -549,6 +553,19 @@ def test_a_killed_run_leaves_its_file_open_to_the_next(tmp_path):
     child.kill()
     child.join(10)
     RecordingAdvisor(Says(), tmp_path / "a", append=False).close()
+
+
+def test_what_computes_in_a_recording_is_refused(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    recorded(path, [Advice((0.0, 1.0))])
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE answers RENAME TO others")
+        database.execute("CREATE VIEW answers AS SELECT * FROM others")
+        database.commit()
+    with pytest.raises(ValueError, match="which no recording does"):
+        RecordedAdvisor(path)
+    with pytest.raises(ValueError, match="Give another path"):
+        Recording(path)
 
 
 # ---- recordings of recordings ----

@@ -108,7 +108,7 @@ def test_a_server_that_takes_calls_and_fails_gets_ever_fewer(make_service, fault
     with FaultServer(random_of=(fault,)) as server:
         service = make_service(server.url, deadline_s=0.05, retries=0)
         assert Steps(service).until_advice(500) is None
-    # Pauses of 16, 32, 64, 128 and 256 steps, after up to three unreadable answers in a row.
+    # Pauses of 32, 64, 128 and 256 steps, after up to three unreadable answers in a row.
     assert 4 <= service.budget.spent == service.stats()["lost"] <= 8
 
 

@@ -346,6 +346,22 @@ def open_on_a_full_disk(path, results):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER t AFTER UPDATE ON ledger BEGIN UPDATE ledger SET calls = 0; END",
+        "CREATE VIEW more AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) "
+        "SELECT x FROM c",
+        "ALTER TABLE ledger ADD COLUMN g INTEGER GENERATED ALWAYS AS (calls * 2) VIRTUAL",
+    ],
+)
+def test_what_computes_in_a_store_is_refused(path, statement):
+    execute(path, statement)
+    with pytest.raises(StoreError, match="which this package does not make") as refused:
+        CallBudget(3, store=AdviceStore(path)).spend()
+    assert str(path) in str(refused.value)
+
+
 def test_a_full_disk_fails_at_once(tmp_path):
     context = multiprocessing.get_context("fork")
     received, results = context.Pipe(duplex=False)

@@ -28,6 +28,7 @@ from lore_torchrl.advisors.errors import (
     safe_kind,
 )
 from lore_torchrl.advisors.redaction import redact
+from lore_torchrl.advisors.sqlite_schema import foreign_part
 
 # Marks the file as ours, so that no other program's database is written into.
 _APPLICATION_ID = 0x4C6F5272
@@ -304,6 +305,9 @@ def _holds_recording(database: sqlite3.Connection, path: Path) -> bool:
         )
     if not tables:
         return False
+    database.execute("PRAGMA trusted_schema = OFF")
+    if (part := foreign_part(database, ("recording", "answers"), ("answers_by_key",))) is not None:
+        raise ValueError(f"{str(path)!r} holds {part}, which no recording does. Give another path.")
     (found,) = database.execute("SELECT format FROM recording").fetchone() or (None,)
     if found != _FORMAT:
         raise ValueError(f"{str(path)!r} has format {found!r}, not {_FORMAT!r}.")

@@ -30,11 +30,14 @@ _SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
 # What looks like a secret, wherever it came from.
 _PATTERNS = (
     re.compile(r"(?<=://)[^/\s\"']+(?=@)"),
-    re.compile(r"(?i)(?<=bearer )\s*[^\s\"',;]+"),
-    re.compile(r"\b(?:sk|pk|rk|gsk|xai)[-_](?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{8,}"),
+    re.compile(r"(?i)(?<=authorization: bearer )\s*[^\s\"',;]+"),
+    re.compile(r"(?i)(?<=bearer )\s*(?=[^\s\"',;]{0,64}\d)[^\s\"',;]{16,}"),
+    re.compile(r"\b(?:sk|pk|rk|gsk|xai)[-_](?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{20,}"),
     re.compile(r"\b(?:hf_|ghp_|AIza)[A-Za-z0-9_-]{20,}"),
     re.compile(r"(?i)(?<=api[-_]key[=:])\s*[^\s\"'&,;]+"),
 )
+# What a variable that is named as a key holds, if it is one: SORT_KEY=episode is none.
+_LIKE_A_KEY = re.compile(r"(?=.*\d)(?=.*[A-Za-z]).{12,}|.{16,}", re.DOTALL)
 # Shorter values are words such as "none", "EMPTY" and "ollama", which stand for no key.
 _SHORTEST = 7
 # How far settings are searched: deep enough for wrappers around a client's headers, and
@@ -53,6 +56,8 @@ _BETWEEN = re.compile(
     r"|\\++(?:[nrtfbv0]|(?:x|u00)(?:[01][0-9a-f]|20|7f|a0|ad)|u20[06][0-9a-f]|u202[8-f]|ufeff)"
     r"|%(?:25){0,4}(?:0[9ad]|20)"
 )
+# Characters that are searched at once, and beyond them, where a head found there may end.
+_WINDOW_SIZE, _OVERLAP = 4096, 1024
 # Such in a row: an escape holds letters, at which a secret could begin as well.
 _MOST_BETWEEN = 4
 _LONGEST_ESCAPE = 12
@@ -126,7 +131,12 @@ def _without(text: str, form: str, *, cut: bool) -> str:
     folded = text.replace("İ", "I").lower()
     head = _head(form[:_SHORTEST])
     kept, done, at = [], 0, 0
-    while found := head.search(folded, at):
+    while at < len(folded):
+        # In windows, since a search keeps all other threads waiting.
+        found = head.search(folded, at, at + _WINDOW_SIZE + _OVERLAP)
+        if found is None or found.start() >= at + _WINDOW_SIZE:
+            at += _WINDOW_SIZE
+            continue
         end = _end(folded, found.end(), form[_SHORTEST:], cut=cut)
         if end is None:
             at = found.start() + 1
@@ -187,7 +197,7 @@ def _of_environment() -> set[str]:
     return {
         value
         for name, value in os.environ.items()
-        if len(value) >= _SHORTEST and _SECRET_VARIABLE.search(name)
+        if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
     }
 
 

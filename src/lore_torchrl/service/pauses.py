@@ -143,7 +143,7 @@ class OutagePause:
     left and :attr:`steps` how many it has lasted.
 
     Args:
-        base_steps: First pause, in environment steps of all rows, at least 1. Default: ``16``.
+        base_steps: First pause, in environment steps of all rows, at least 1. Default: ``32``.
         max_free_steps: Longest pause after a call that was given back, at least
             ``base_steps``. Default: ``128``.
         max_steps: Longest pause, at least ``max_free_steps``. Default: ``4096``.
@@ -171,7 +171,7 @@ class OutagePause:
     _UNREADABLE = 3
 
     def __init__(
-        self, base_steps: int = 16, max_free_steps: int = 128, max_steps: int = 4096
+        self, base_steps: int = 32, max_free_steps: int = 128, max_steps: int = 4096
     ) -> None:
         if not 1 <= base_steps <= max_free_steps <= max_steps:
             raise ValueError(

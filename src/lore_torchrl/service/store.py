@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from lore_torchrl.advisors.sqlite_schema import foreign_part
 from lore_torchrl.service.locks import SharedLock
 
 # Marks the file as ours, so that no other program's database is written into.
@@ -61,6 +62,9 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 _waiting = threading.local()
+
+
+_TABLES = ("ledger", "advice", "runs")
 
 
 class StoreError(RuntimeError):
@@ -268,6 +272,11 @@ class AdviceStore:
             owner = _value(connection, "PRAGMA application_id") or None
         if owner not in (0, _APPLICATION_ID):
             raise StoreError(f"{self.path} is another program's database. Name another file.")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        if (part := foreign_part(connection, _TABLES)) is not None:
+            raise StoreError(
+                f"{self.path} holds {part}, which this package does not make. Name another file."
+            )
 
     def _enter_wal(self, connection: sqlite3.Connection, until: float) -> None:
         # SQLite does not wait by itself where two processes switch a new file at once.

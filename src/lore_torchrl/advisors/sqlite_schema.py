@@ -1,0 +1,36 @@
+"""Telling plain tables from what runs when they are read or written."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+
+
+def foreign_part(
+    database: sqlite3.Connection, tables: Collection[str], indexes: Collection[str] = ()
+) -> str | None:
+    """Return what a database holds besides plain tables and indexes of these names, if anything.
+
+    A view under a table's name may compute without end, and a trigger undo what is written.
+
+    Args:
+        database: An open connection.
+        tables: Names of the tables that may be there.
+        indexes: Names of the indexes that may be there. Default: SQLite's own.
+
+    Examples:
+        >>> database = sqlite3.connect(":memory:")
+        >>> _ = database.execute("CREATE VIEW ledger AS SELECT 0 AS calls")
+        >>> foreign_part(database, ["ledger"])
+        "the view 'ledger'"
+        >>> database.close()
+    """
+    for kind, name in database.execute("SELECT type, name FROM sqlite_master"):
+        known = {"table": tables, "index": indexes}.get(kind, ())
+        own = kind in ("table", "index") and name.startswith("sqlite_")
+        if name not in known and not own:
+            return f"the {kind} {name[:80]!r}"
+    for table in tables:
+        if any(column[6] for column in database.execute(f"PRAGMA table_xinfo({table})")):
+            return f"generated columns in {table!r}"
+    return None
