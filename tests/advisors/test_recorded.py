@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor, mo
 from lore_torchrl.advisors.recording import Recording
 from lore_torchrl.advisors.redaction import redact, secrets_of
 from lore_torchrl.advisors.secret import Secret
-from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, StoreError
+from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy, StoreError
 
 ACTIONS = ("left", "right")
 KEY = "sk-a-key-that-nobody-may-see"
@@ -684,6 +684,81 @@ def test_model_name_looks_through_wrappers(tmp_path):
     loop.advisor = loop
     assert model_name(Wrapper(Wrapper(Says()))) == "test-model"
     assert model_name(loop) == "Wrapper"
+
+
+# ---- answers by abstract state ----
+
+
+def state_request(state: str | None, **fields) -> AdviceRequest:
+    return replace(ask("a situation of its own", **fields), abstract_state=state)
+
+
+def state_lines(path, *rows) -> str:
+    about = {"confidence": 0.5, "actions": ["left", "right"]}
+    path.write_text("".join(json.dumps(about | row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_answers_of_an_abstract_state_are_given_in_turn(tmp_path):
+    path = state_lines(
+        tmp_path / "states.jsonl",
+        {"class": "wall", "logits": [3, -2]},
+        {"class": "door", "logits": [0, 9]},
+        {"class": "wall", "logits": [-1, 1]},
+    )
+    advisor = RecordedAdvisor(path)
+    wall, door = state_request("wall"), state_request("door")
+    assert len(advisor) == 2
+    given = [answer.logits[0] for answer in answers(advisor, wall, door, wall, wall, door)]
+    assert given == [3.0, 0.0, -1.0, 3.0, 0.0]
+    resumed = RecordedAdvisor(path)
+    resumed.load_state_dict(json.loads(json.dumps(advisor.state_dict())))
+    assert answers(resumed, wall)[0].logits == (-1.0, 1.0)
+
+
+def test_states_without_an_answer_are_counted_and_masked(tmp_path):
+    path = state_lines(tmp_path / "states.jsonl", {"class": "wall", "logits": [3, -2]})
+    absent, unknown = answers(RecordedAdvisor(path), state_request("gap"), state_request(None))
+    assert isinstance(absent, NotRecordedError) and "'gap'" in str(absent)
+    assert isinstance(unknown, NotRecordedError) and "coarse_key()" in str(unknown)
+    with pytest.raises(FatalAdviceError, match="'gap'"):
+        answers(RecordedAdvisor(path, missing="error"), state_request("gap"))
+    other = state_lines(
+        tmp_path / "other.jsonl", {"class": "wall", "logits": [3, -2], "actions": ["up", "down"]}
+    )
+    (answer,) = answers(RecordedAdvisor(other), state_request("wall"))
+    assert isinstance(answer, NotRecordedError) and "'up', 'down'" in str(answer)
+
+
+def test_the_transform_tells_the_abstract_state(tmp_path):
+    pytest.importorskip("minigrid")
+    from lore_torchrl.envs.minigrid import make_env
+    from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+    from lore_torchrl.transforms import AdviceTransform
+
+    describer = MiniGridDescriber()
+    env = make_env("MiniGrid-DoorKey-8x8-v0", num_envs=4, seed=1)
+    td = env.reset()
+    states = {
+        describer.coarse_key(
+            row,
+            {k: td[k][row].numpy() for k in ("image", "direction")}
+            | {"mission": "use the key to open the door and then get to the goal"},
+        )
+        for row in range(4)
+    }
+    rows = [
+        {"class": state, "logits": [5] + [0] * 6, "actions": list(describer.actions)}
+        for state in states
+    ]
+    advisor = RecordedAdvisor(state_lines(tmp_path / "states.jsonl", *rows))
+    budget = CallBudget(9)
+    policy = CallPolicy(budget, calls_per_step=4)
+    with AdviceService(advisor, budget=budget, policy=policy) as service:
+        transform = AdviceTransform(service, describer, require_key=None)
+        td = make_env("MiniGrid-DoorKey-8x8-v0", num_envs=4, seed=1)
+        td = td.append_transform(transform).reset()
+    assert td["llm_mask"].all() and (td["llm_prior_logits"][:, 0] == 5).all()
 
 
 # ---- recorded views ----

@@ -26,6 +26,8 @@ class AdviceRequest:
         action_meanings: What each action does, in their order; empty where the names
             say enough. Default: empty.
         mission: The task in words. Default: empty.
+        abstract_state: Key of the abstract state that the situation belongs to; situations
+            with equal ones may share advice. Default: ``None``, not known.
     """
 
     description: str
@@ -35,6 +37,7 @@ class AdviceRequest:
     image: bytes | None = None
     action_meanings: tuple[str, ...] = ()
     mission: str = ""
+    abstract_state: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

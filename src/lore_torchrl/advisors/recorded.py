@@ -207,14 +207,24 @@ def _recorded(answer: Any) -> RecordedAnswer:
     return RecordedAnswer(error_of_kind("wrong_type", message))
 
 
+_NEEDED = {
+    "abstract_state": "coarse_key(), which it does not have",
+    "view": "facts 'view' and 'direction', which it does not give",
+}
+
+
 class RecordedAdvisor:
     """Answer from a recording alone, without a network.
 
-    Recordings are the SQLite files of :class:`RecordingAdvisor`, looked up by cache key,
-    or JSON Lines with ``image``, ``direction``, ``logits`` and ``confidence`` a line,
-    looked up by the request's facts ``view`` and ``direction``. Where a key was answered
-    several times, the first question gets the first answer, and so on; the last answer
-    is repeated from then on. Recorded errors happen again, at the price they had.
+    Recordings are the SQLite files of :class:`RecordingAdvisor`, looked up by cache key, or
+    JSON Lines with ``logits`` and ``confidence`` a line, and with
+
+    - ``class``, looked up by the request's ``abstract_state``, and ``actions``, or
+    - ``image`` and ``direction``, looked up by the request's facts ``view`` and ``direction``.
+
+    Where a key was answered several times, the first question gets the first answer, and so
+    on. After the last, those of an abstract state are given again in turn; of other keys the
+    last is repeated. Recorded errors happen again, at the price they had.
 
     A blocking run from its own recording is equal to the original to the bit. So is a
     resumed one, since :meth:`state_dict` holds which answers were given.
@@ -227,7 +237,7 @@ class RecordedAdvisor:
             run, as a repeated run that meets a new situation is no repetition.
             ``"mask"`` counts a ``NotRecordedError`` and goes on without that advice.
             Default: ``None``, ``"error"`` for a SQLite recording, and ``"mask"`` for
-            views, which a run that learns will leave.
+            JSON Lines, which a run that learns will leave.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -249,9 +259,13 @@ class RecordedAdvisor:
                 "record=<path>, or give the path of one."
             )
         with self.path.open("rb") as file:
-            self._by_view = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
-        self.missing = missing or ("mask" if self._by_view else "error")
-        self._answers = read_views(self.path) if self._by_view else read_recording(self.path)
+            in_lines = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
+        self.missing = missing or ("mask" if in_lines else "error")
+        self._kind, self._answers = "cache_key", {}
+        if in_lines:
+            self._kind, self._answers = read_lines(self.path)
+        else:
+            self._answers = read_recording(self.path)
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -274,19 +288,23 @@ class RecordedAdvisor:
         return [one.answer for one in recorded]
 
     def _next(self, request: AdviceRequest) -> RecordedAnswer:
-        key = _view_key(request.facts) if self._by_view else request.cache_key
-        answers = self._answers.get(key) if key is not None else None
+        key = {
+            "cache_key": request.cache_key,
+            "abstract_state": request.abstract_state,
+            "view": _view_key(request.facts),
+        }[self._kind]
+        if key is None:
+            return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
+        told = key if self._kind == "abstract_state" else request.cache_key
+        answers = self._answers.get(key)
         if answers is None:
-            return self._not_recorded(
-                "it needs the facts 'view' and 'direction', which this describer does not give"
-                if key is None
-                else f"no answer to {request.cache_key!r}"
-            )
+            return self._not_recorded(f"no answer to {told!r}")
         turn = self._served.get(key, 0)
-        recorded = answers[min(turn, len(answers) - 1)]
+        place = turn % len(answers) if self._kind == "abstract_state" else turn
+        recorded = answers[min(place, len(answers) - 1)]
         if recorded.actions and recorded.actions != tuple(request.actions):
             return self._not_recorded(
-                f"its answer to {request.cache_key!r} is about {recorded.actions}, not about "
+                f"its answer to {told!r} is about {recorded.actions}, not about "
                 f"{tuple(request.actions)}"
             )
         self._served[key] = turn + 1
@@ -310,16 +328,19 @@ class RecordedAdvisor:
         self._served = dict(state_dict.get("served", {}))
 
 
-def read_views(path: Path) -> dict[str, list[RecordedAnswer]]:
-    """Return the answers of a JSON Lines recording by view and direction, in their order.
+def read_lines(path: Path) -> tuple[str, dict[str, list[RecordedAnswer]]]:
+    """Return how a JSON Lines recording is looked up, and its answers by key, in their order.
 
     Args:
-        path: A file with one JSON object a line: ``image``, the view's integers;
-            ``direction``; ``logits``, one number an action; ``confidence``, 0 to 1.
+        path: A file with one JSON object a line, as :class:`RecordedAdvisor` describes them.
+
+    Returns:
+        ``"abstract_state"`` or ``"view"``, and the answers.
 
     Raises:
-        ValueError: If a line lacks one of them or cannot be read, naming the line.
+        ValueError: If a line lacks something or cannot be read, naming the line.
     """
+    kind = ""
     answers: dict[str, list[RecordedAnswer]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -327,19 +348,24 @@ def read_views(path: Path) -> dict[str, list[RecordedAnswer]]:
                 continue
             try:
                 row = json.loads(line)
-                key = _view_key({"view": row["image"], "direction": row["direction"]})
+                kind = kind or ("abstract_state" if "class" in row else "view")
+                if kind == "view":
+                    key = _view_key({"view": row["image"], "direction": row["direction"]})
+                elif not isinstance(key := row["class"], str):
+                    raise TypeError(f"class is {type(key).__name__}, not text")
                 logits = tuple(float(value) for value in row["logits"])
                 advice = Advice(logits, float(row["confidence"]), raw=line.decode().strip())
+                actions = tuple(str(action) for action in row.get("actions", ()))
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as err:
                 raise ValueError(
                     f"{str(path)!r}, line {number}, is no recorded answer "
-                    f"({type(err).__name__}: {err}). A line holds image, direction, logits and "
-                    "confidence; a SQLite recording begins with its own mark."
+                    f"({type(err).__name__}: {err}). A line holds class, or image and direction, "
+                    "and logits and confidence; a SQLite recording begins with its own mark."
                 ) from err
-            answers.setdefault(key, []).append(RecordedAnswer(advice))
+            answers.setdefault(key, []).append(RecordedAnswer(advice, actions=actions))
     if not answers:
         raise ValueError(f"{str(path)!r} holds no recorded answer.")
-    return answers
+    return kind, answers
 
 
 def _view_key(facts: Mapping[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -406,6 +407,7 @@ class AdviceTransform(Transform):
 
     def _ask(self, chosen: list[int], waiting: dict[int, _Situation]) -> None:
         requests = []
+        coarse_key = getattr(self.describer, "coarse_key", None)
         for row in chosen:
             key, _, observation = waiting[row]
             request = self.describer.request(row, observation)
@@ -414,6 +416,8 @@ class AdviceTransform(Transform):
                     f"The describer's request has key {request.cache_key!r}, its cache_key() "
                     f"gave {key!r}: the answer would never be found again. Make them equal."
                 )
+            if coarse_key is not None:
+                request = replace(request, abstract_state=coarse_key(row, observation))
             requests.append(request)
         replies = self.service.consult(requests, [waiting[row].near for row in chosen])
         # Rows in the same situation share what is being bought.
