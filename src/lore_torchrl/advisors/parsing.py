@@ -44,6 +44,8 @@ _LEAD_IN = re.compile(r"(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s
 _AROUND_NAMES = "*`\"'()[].:! \n\t"
 # Characters that an answer may have beside its thoughts.
 _LONGEST_ANSWER = 1 << 16
+# Characters at the end of a text in which thoughts are looked for, since a search stops all threads.
+_LONGEST_TEXT = 1 << 17
 # Objects and fences tried of one answer, and how often its characters are read for them.
 _MAX_CANDIDATES = 50
 _MAX_READS = 4
@@ -102,8 +104,8 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
 
     Text within ``<think>`` or ``<thinking>`` does not count: neither that before a closing
     tag whose opening one was in the prompt, nor that after one that is never closed. Of
-    the rest, the last 65,536 characters are read. The time is linear in the text's length,
-    whatever it holds.
+    the last 131,072 characters, those outside are read, at most the last 65,536. The time is
+    linear in the text's length, whatever it holds.
 
     Args:
         text: The answer.
@@ -119,7 +121,7 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
         >>> parse_answer("B", ("left", "right")).logits
         (0.0, 3.0)
     """
-    text = _without_thoughts(text).strip()[-_LONGEST_ANSWER:]
+    text = _without_thoughts(text[-_LONGEST_TEXT:]).strip()[-_LONGEST_ANSWER:]
     if not text:
         raise EmptyAnswerError("The answer has no text.")
     named = find_action(text, actions)
