@@ -44,7 +44,7 @@ _LEAD_IN = re.compile(r"(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s
 _AROUND_NAMES = "*`\"'()[].:! \n\t"
 # Characters that an answer may have beside its thoughts.
 _LONGEST_ANSWER = 1 << 16
-# Characters at the end of a text in which thoughts are looked for, since a search stops all threads.
+# Characters at the end of a text in which thoughts are looked for: a search stops all threads.
 _LONGEST_TEXT = 1 << 17
 # Objects and fences tried of one answer, and how often its characters are read for them.
 _MAX_CANDIDATES = 50
