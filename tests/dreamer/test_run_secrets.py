@@ -53,9 +53,7 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_hostile_server_sends_back(
             record=str(tmp_path / "recording.sqlite"),
             checkpoint_interval=128,
             lore=LoReConfig(calls=CallsConfig(budget=200, cooldown=0)),
-            logger=LoggerConfig(
-                interval=64, progress_bar=True, figures=False, backends=["csv", "tensorboard"]
-            ),
+            logger=LoggerConfig(interval=64, progress_bar=True, figures=False, backends=["csv"]),
             advisor={"api_key": PASSWORD, "extra_body": {"user": f"me-{KEY}"}},
         )
         train(config, advisor=advisor)
@@ -99,6 +97,7 @@ def run_script(name: str, *words: str, **variables: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_a_refused_password_is_in_no_file_and_no_output_of_a_sweep(tmp_path):
     ended = run_script(
         "train.py",

@@ -112,6 +112,7 @@ def test_the_bandit_decides_what_acts(tmp_path):
     assert summary["bandit/prob_0"] == 1
 
 
+@pytest.mark.slow
 def test_calls_dry_up(tmp_path):
     """Situations share answers, so calls end long before the budget does."""
     config = tiny_config(tmp_path / "run", total_steps=2048)

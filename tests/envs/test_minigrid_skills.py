@@ -65,6 +65,7 @@ def test_specs_hold_and_the_batch_carries_the_entries():
         assert td[key].shape == (2, 5, 1)
 
 
+@pytest.mark.slow
 def test_works_in_parallel_workers():
     env = ParallelEnv(2, [partial(make_worker, 0), partial(make_worker, 1)])
     try:

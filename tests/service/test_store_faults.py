@@ -352,6 +352,7 @@ def open_on_a_full_disk(path, results):
         "CREATE TRIGGER t AFTER UPDATE ON ledger BEGIN UPDATE ledger SET calls = 0; END",
         "CREATE VIEW more AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) "
         "SELECT x FROM c",
+        "CREATE VIRTUAL TABLE runs_text USING fts5(calls)",
         "ALTER TABLE ledger ADD COLUMN g INTEGER GENERATED ALWAYS AS (calls * 2) VIRTUAL",
     ],
 )

@@ -25,7 +25,9 @@ def foreign_part(
         "the view 'ledger'"
         >>> database.close()
     """
-    for kind, name in database.execute("SELECT type, name FROM sqlite_master"):
+    for kind, name, sql in database.execute("SELECT type, name, sql FROM sqlite_master"):
+        if str(sql).upper().startswith("CREATE VIRTUAL"):
+            return f"the virtual table {name[:80]!r}"
         known = {"table": tables, "index": indexes}.get(kind, ())
         own = kind in ("table", "index") and name.startswith("sqlite_")
         if name not in known and not own:
