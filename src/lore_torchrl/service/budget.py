@@ -110,7 +110,7 @@ class CallBudget:
         self.max_tokens = max_tokens
         self.max_cost = max_cost
         self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
-        # Tokens and money that could not be entered yet.
+        # Tokens, money and refunds that could not be entered yet.
         self._owed = Spent()
         self._lock = SharedLock()
 
@@ -120,12 +120,12 @@ class CallBudget:
     @property
     def spent(self) -> int:
         """Calls made so far."""
-        return self._ledger.read().calls
+        return self._read().calls
 
     @property
     def own_calls(self) -> int:
         """Calls made by this run, from its start on; those of a shared ledger's other runs not."""
-        return self._ledger.own()
+        return self._ledger.own() + self._owed.calls
 
     @property
     def tokens(self) -> int:
@@ -184,12 +184,14 @@ class CallBudget:
         _check_n(n)
         with self._change() as ledger:
             left = self._left(ledger.read())
-            if n > left:
-                raise BudgetExceededError(
-                    f"{n} calls asked for, {left} of {self.total} left. "
-                    "Check `remaining` before spending, or use `spend_up_to`."
-                )
-            ledger.add(Spent(calls=n))
+            if n <= left:
+                ledger.add(Spent(calls=n))
+        # Outside: an exception would undo what was owed and is entered now.
+        if n > left:
+            raise BudgetExceededError(
+                f"{n} calls asked for, {left} of {self.total} left. "
+                "Check `remaining` before spending, or use `spend_up_to`."
+            )
 
     def spend_up_to(self, n: int) -> int:
         """Take ``n`` calls, or as many as are left, in one step.
@@ -269,13 +271,13 @@ class CallBudget:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
-        spent, own = self._read(), self._ledger.own()
+        spent = self._read()
         return {
             "spent": spent.calls,
             "tokens": spent.tokens,
             "cost": spent.cost,
             "refunds": spent.refunds,
-            "own_calls": own,
+            "own_calls": self.own_calls,
             "run": self._ledger.run,
         }
 
