@@ -27,8 +27,8 @@ from lore_torchrl.advisors.errors import (
     Usage,
     safe_kind,
 )
+from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
 from lore_torchrl.advisors.redaction import redact
-from lore_torchrl.advisors.sqlite_schema import foreign_part
 
 # Marks the file as ours, so that no other program's database is written into.
 _APPLICATION_ID = 0x4C6F5272
@@ -373,7 +373,7 @@ def read_recording(path: Path) -> dict[str, list[RecordedAnswer]]:
     try:
         database = _open_to_read(path)
         # Text that is no UTF-8 is told with its row.
-        database.text_factory = _decoded
+        database.text_factory = decoded
         try:
             if not _holds_recording(database, path):
                 raise ValueError(f"{str(path)!r} is an empty database: record to it first.")
@@ -444,13 +444,6 @@ def _check(value: Any, kind: type | tuple[type, ...], name: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name} is {type(value).__name__}")
     return value
-
-
-def _decoded(text: bytes) -> str | bytes:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return text
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:

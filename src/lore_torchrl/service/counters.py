@@ -151,8 +151,7 @@ class CallCounters:
         self.errors = Counter()
         for kind, count in state["errors"].items():
             self.errors[safe_kind(kind)] += int(count)
-        for name in ("calls", "in_time", "late", "lost", "failed"):
+        for name in ("calls", "in_time", "late", "lost", "failed", "refunded"):
             setattr(self, name, int(state[name]))
-        self.refunded = int(state.get("refunded", 0))
         prompt, completion, cost = state["usage"]
         self.usage = Usage(int(prompt), int(completion), float(cost))

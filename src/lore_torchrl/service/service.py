@@ -163,7 +163,8 @@ class AdviceService:
         be sent all of them. So the first answer is waited for before a second question.
         """
         with self._desk.lock:
-            late = self._desk.flight.oldest_s > 2.0 * self.counters.latency(0.95)
+            flight = self._desk.flight
+            late = len(flight) and flight.oldest_s > 2.0 * self.counters.latency(0.95)
         return 0 if late or self._desk.stopped else self._free_places
 
     @property
@@ -519,8 +520,7 @@ class AdviceService:
         Args:
             state: What :meth:`state_dict` returned.
         """
-        # Earlier checkpoints tell a run's own calls by its counters alone.
-        self.budget.load_state_dict({"own_calls": state["counters"]["calls"], **state["budget"]})
+        self.budget.load_state_dict(state["budget"])
         self.policy.load_state_dict(state["policy"])
         self.cache.load_state_dict(state["cache"])
         with self._desk.lock:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lore_torchrl.advisors.sqlite_schema import foreign_part
+from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
 from lore_torchrl.service.locks import SharedLock
 
 # Marks the file as ours, so that no other program's database is written into.
@@ -57,14 +57,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-
 # What another process's writing answers; everything else will not pass by waiting.
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
-_waiting = threading.local()
-
-
 _TABLES = ("ledger", "advice", "runs")
+
+_waiting = threading.local()
 
 
 class StoreError(RuntimeError):
@@ -251,7 +249,7 @@ class AdviceStore:
             check_same_thread=False,  # the locks see to that
         )
         # Text that is no UTF-8 would make the whole query fail, not the row.
-        connection.text_factory = _decoded
+        connection.text_factory = decoded
         try:
             _wait_until(connection, until)
             self._check_owner(connection)
@@ -324,13 +322,6 @@ def _wait_until(connection: sqlite3.Connection, until: float) -> None:
 def _is_busy(error: Exception) -> bool:
     # The low byte is the code, the rest says more about it.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY_CODES
-
-
-def _decoded(text: bytes) -> str | bytes:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return text
 
 
 def _value(connection: sqlite3.Connection, sql: str) -> Any:

@@ -1,4 +1,4 @@
-"""Telling plain tables from what runs when they are read or written."""
+"""Reading SQLite files that others may have written."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def foreign_part(
         if any(column[6] for column in database.execute(f"PRAGMA table_xinfo({table})")):
             return f"generated columns in {table!r}"
     return None
+
+
+def decoded(text: bytes) -> str | bytes:
+    """Return text of a database, as it came where it is not UTF-8.
+
+    As a connection's ``text_factory`` it keeps one such value from failing the whole query.
+    """
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
