@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from dataclasses import replace
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import planner, tiny_config
+from torchrl.testing.mocking_classes import CountingEnv
 
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.batch import batch_rows
+from lore_torchrl.envs.family import seed_all
 from lore_torchrl.envs.gym_batch import make_row
 
 
@@ -97,3 +100,21 @@ def test_the_seed_decides_the_streams_of_workers_too(global_streams):
     assert torch.equal(torch.get_rng_state(), stream), "that of the run's own process is left alone"
     torch.testing.assert_close(observed(3), first, rtol=0, atol=0)
     assert not torch.equal(first[0], first[1]), "each worker has its own"
+
+
+def streams_after_building(queue) -> None:
+    """Build an environment in this process, and tell whether its global streams moved."""
+    seed_all(7)
+    expected = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    seed_all(7)
+    batch_rows(lambda seed: CountingEnv(), num_envs=2, seed=3).reset()
+    queue.put([random.random(), float(np.random.rand()), float(torch.rand(()))] == expected)
+
+
+def test_a_run_that_is_itself_a_child_keeps_its_streams():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=streams_after_building, args=(queue,))
+    child.start()
+    assert queue.get(timeout=30)
+    child.join(10)

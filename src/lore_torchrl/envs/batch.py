@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import parent_process
 
 import torch
 from tensordict import TensorDictBase
@@ -39,13 +39,13 @@ def batch_rows(
     if not 1 <= num_envs <= MAX_ENVS:
         raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
     seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
-    makers = [partial(_make_seeded, make_row, row) for row in seeds]
+    makers = [partial(_make_seeded, make_row, row, os.getpid()) for row in seeds]
     return (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
 
 
-def _make_seeded(make_row: Callable[[int], EnvBase], seed: int) -> EnvBase:
+def _make_seeded(make_row: Callable[[int], EnvBase], seed: int, run_pid: int) -> EnvBase:
     # A worker's global streams are its own; those of the run's process are the run's.
-    if parent_process() is not None:
+    if os.getpid() != run_pid:
         seed_all(seed)
     return make_row(seed)
 
