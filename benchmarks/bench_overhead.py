@@ -35,8 +35,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
-from lore_torchrl.control import EpisodeShare
+from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
 from lore_torchrl.experiments import paired_ratios
@@ -48,24 +47,23 @@ def _with(**parts: object) -> LoReConfig:
     """Gate, mixer and actor loss, and the parts given."""
     off = {
         "prior_net": PriorNetConfig(enabled=False),
-        "calibration": CalibrationConfig(enabled=False),
         "bandit": BanditConfig(enabled=False),
     }
     return LoReConfig(**{**off, **parts})
 
 
-IMAGINATION = {"beta_imagine_max": 0.25, "imagine_bonus_weight": 0.01}
-TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1}
+IMAGINATION = {"beta_imagine_max": 0.25}
+PAPER = {"prior_weight": 1.0, "multiplier_lr": 1e-3}
+TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1, **PAPER}
 ALIGNED = TemperatureConfig(rate=0.01)
-ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01)
+ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble")
 VARIANTS = {
     "mixing": _with(),
-    "calibration": _with(calibration=CalibrationConfig()),
     "prior_net": _with(prior_net=PriorNetConfig()),
     "bandit": _with(bandit=BanditConfig()),
     "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
     "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
-    "adaptive_gate": _with(gate=GateConfig(adapt_rate=0.01)),
+    "paper": _with(loss=LossConfig(imitation_weight=0.0, **PAPER)),
     "distillation": _with(loss=LossConfig(distillation_weight=TERMS["distillation_weight"])),
     "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
     "temperature": _with(temperature=ALIGNED),
@@ -78,8 +76,8 @@ VARIANTS = {
 }
 # Upper bounds on the ratio to stock.
 TARGETS = {
-    "learner update": {"mixing": 1.05, "everything": 1.15},
-    "policy step": {"mixing": 1.10},
+    "learner update": {"default": 1.03, "everything": 1.15},
+    "policy step": {"mixing": 1.10, "default": 1.25},
     "policy step, compiled": {"mixing": 1.10},
 }
 
@@ -108,6 +106,7 @@ def _sample(config: DreamerConfig, device: torch.device) -> TensorDict:
                 "reward": (torch.rand(*shape, 1, device=device) < 0.05).float(),
                 "done": torch.rand(*shape, 1, device=device) < 0.05,
                 "terminated": torch.rand(*shape, 1, device=device) < 0.05,
+                keys.RETURN: torch.rand(*shape, 1, device=device),
                 **_advice(shape, device),
             },
         },
@@ -167,12 +166,10 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int):
         bandit = build_bandit(lore, device=device)
         acting = [actor]
         if bandit is not None:
-            acting.insert(0, EpisodeShare(bandit))
-            observation.set(keys.ARM, torch.zeros(envs, 1, dtype=torch.long, device=device))
-            observation.set(keys.ARM_PROB, torch.ones(envs, 1, device=device))
-    learner = build_learner(
-        dreamer, agent, lore=lore, lore_actor=actor, bandit=bandit, device=device
-    )
+            acting.insert(0, bandit)
+            observation.set(keys.COEFFICIENT, torch.zeros(envs, 1, device=device))
+            observation.set("step_count", torch.ones(envs, 1, dtype=torch.long, device=device))
+    learner = build_learner(dreamer, agent, lore=lore, lore_actor=actor, device=device)
     sample = _sample(dreamer, device)
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(sample.clone())

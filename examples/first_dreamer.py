@@ -84,8 +84,16 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         gate = UncertaintyGate(1, scale_range=(0.1, 5.0), value_weight=0.0)
         mixer = GaussianMixer(describer.anchors, bounds=dreamer.bounds, max_kl=3.0)
         actor = GaussianLoReActor(dreamer.actor, gate, mixer)
-        # 3. The actor's loss learns from it.
-        actor_loss = LoReActorLoss(actor_loss, gate=gate, mixer=mixer, prior_kl="policy_to_prior")
+        # 3. The actor's loss learns from it, as in the paper: replay holds no returns to imitate.
+        actor_loss = LoReActorLoss(
+            actor_loss,
+            gate=gate,
+            mixer=mixer,
+            imitation_weight=0.0,
+            prior_weight=0.3,
+            prior_kl="policy_to_prior",
+            multiplier_lr=1e-3,
+        )
         kept = [*KEPT, *keys.ADVICE_KEYS]  # and replay keeps it
     # --8<-- [end:lore]
 

@@ -3,7 +3,7 @@
 Examples::
 
     python examples/inspect.py checkpoint=outputs/2026-01-01/12-00-00-123456
-    python examples/inspect.py checkpoint=RUN_FOLDER episodes=1 share=1.0 video=mp4
+    python examples/inspect.py checkpoint=RUN_FOLDER episodes=1 coefficient=1 video=mp4
     python examples/inspect.py checkpoint=RUN_FOLDER calls=20
 """
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lore_torchrl import configs
-from lore_torchrl.configs import trust
+from lore_torchrl.configs import parts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,13 +45,10 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(ttl_steps=0), "ttl_steps=0"),
         (lambda: configs.CallsConfig(coarse_votes=0), "coarse_votes=0"),
         (lambda: configs.CallsConfig(coarse=False), "coarse_votes=null"),
-        (lambda: trust.PriorNetConfig(threshold=1.5), "threshold=1.5"),
-        (lambda: trust.CalibrationConfig(decay=0), "decay=0"),
-        (lambda: trust.BanditConfig(arms=[0.5, 1.0]), "arms=[0.5, 1.0]"),
-        (lambda: trust.BanditConfig(initial=[1.0]), "initial=[1.0]"),
-        (lambda: trust.BanditConfig(segment_steps=0), "segment_steps=0"),
-        (lambda: trust.DisagreementConfig(num_members=1), "num_members=1"),
-        (lambda: trust.ValueEnsembleConfig(num_members=1), "num_members=1"),
+        (lambda: parts.PriorNetConfig(threshold=1.5), "threshold=1.5"),
+        (lambda: parts.BanditConfig(segment_steps=0), "segment_steps=0"),
+        (lambda: parts.DisagreementConfig(num_members=1), "num_members=1"),
+        (lambda: parts.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
         (lambda: configs.CallsConfig(novelty=0.5), "always=false"),
         (lambda: configs.CallsConfig(backoff_episodes=5), "lore.calls.cooldown"),
@@ -148,25 +146,37 @@ def ablations() -> list[str]:
 
 
 # What each ablation that is no letter changes: the first are on by default, the others off.
+IMITATION = {
+    "calls.budget": 0,
+    "gate.beta_max": 0.0,
+    "prior_net.enabled": False,
+    "bandit.enabled": False,
+}
 PARTS = {
     "no_bandit": {"bandit.enabled": False},
-    "no_evidence_gate": {"bandit.gated": False},
-    "no_calibration": {"calibration.enabled": False},
-    "no_gated_losses": {"loss.gated": False},
+    "no_imitation": {
+        "loss.imitation_weight": 0.0,
+        "loss.prior_weight": 1.0,
+        "loss.multiplier_lr": 0.001,
+    },
     "no_projection": {"mixer.max_kl": float("inf")},
-    "no_constraint": {"loss.multiplier_lr": 0.0},
     "no_prior_net": {"prior_net.enabled": False},
     "no_votes": {"calls.coarse": False, "calls.coarse_votes": None},
     "no_refute": {"calls.refute": False},
+    "prior": {"loss.prior_weight": 1.0},
+    "constraint": {"loss.multiplier_lr": 0.001},
     "disagreement": {"gate.disagreement_weight": 0.3},
     "value_ensemble": {"gate.value_source": "ensemble"},
-    "adaptive_gate": {"gate.disagreement_weight": 0.3, "gate.adapt_rate": 0.01},
     "temperature": {"temperature.rate": 0.01},
-    "tightening": {"loss.delta": 1.0, "loss.delta_end": 0.1, "loss.delta_steps": 1000},
-    "annealing": {"loss.anneal_after": 1250.0, "loss.anneal_steps": 625.0},
+    "tightening": {
+        "loss.multiplier_lr": 0.001,
+        "loss.delta": 1.0,
+        "loss.delta_end": 0.1,
+        "loss.delta_steps": 1000,
+    },
     "distillation": {"loss.distillation_weight": 0.3},
     "bonus": {"loss.bonus_weight": 0.1},
-    "imagination": {"loss.beta_imagine_max": 0.25, "loss.imagine_bonus_weight": 0.01},
+    "imagination": {"loss.beta_imagine_max": 0.25},
 }
 
 
@@ -183,20 +193,26 @@ def settings(*words: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", [*PARTS, "imitation"])
 def test_every_ablation_changes_what_it_is_named_for_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")
     after = settings("experiment=doorkey5x5", f"ablation={name}")
-    assert {path: after[path] for path in after if after[path] != before[path]} == PARTS[name]
+    expected = IMITATION if name == "imitation" else PARTS[name]
+    assert {path: after[path] for path in after if after[path] != before[path]} == expected
 
 
 def test_every_ablation_has_its_place_in_a_study():
-    assert set(ablations()) == {*PARTS, *"abcdef"}
+    assert set(ablations()) == {*PARTS, *"abcdef", "imitation"}
     for study, names in (("parts", PARTS), ("ablation", "abcdef")):
         methods = compose_study(f"study={study}").methods
         expected = [[f"ablation={name}"] for name in names]
         assert sorted(methods.values()) == sorted([[], *expected])
         assert methods["LoRe"] == []
+    # What imitation gains without any advice stands beside stock.
+    for study in ("method", "competence", "regret"):
+        methods = compose_study(f"study={study}").methods
+        assert methods["stock"] == ["lore=off"]
+        assert methods["stock + imitation"] == ["ablation=imitation"]
 
 
 def test_the_benchmark_measures_every_part_that_is_off_by_default():
@@ -206,10 +222,10 @@ def test_the_benchmark_measures_every_part_that_is_off_by_default():
     most = VARIANTS["everything"]
     for name in ("prior_weight", "bonus_weight", "distillation_weight", "multiplier_lr"):
         assert getattr(most.loss, name) > 0, name
-    assert most.loss.beta_imagine_max > 0 and most.loss.imagine_bonus_weight > 0
-    assert most.gate.disagreement_weight > 0 and most.gate.adapt_rate > 0
+    assert most.loss.imitation_weight > 0 and most.loss.beta_imagine_max > 0
+    assert most.gate.disagreement_weight > 0
     assert most.gate.value_source == "ensemble" and most.temperature.rate > 0
-    assert all(part.enabled for part in (most.prior_net, most.calibration, most.bandit))
+    assert all(part.enabled for part in (most.prior_net, most.bandit))
     for name, field_name in (("distillation", "distillation_weight"), ("bonus", "bonus_weight")):
         assert getattr(VARIANTS[name].loss, field_name) > 0
         assert not VARIANTS[name].prior_net.enabled
@@ -236,9 +252,11 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     assert changed(c, d) == {"gate"}
     assert changed(d, e) == {"calls"}
     assert changed(e, f) == {"prior_net"}
-    assert b.mixer.max_kl == float("inf") and not b.bandit.enabled and not b.calibration.enabled
+    assert b.mixer.max_kl == float("inf") and not b.bandit.enabled
     # What a letter brings is the experiment's own, not that of another experiment.
-    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, gated=False)
+    # The losses are those of the paper.
+    paper = {"imitation_weight": 0.0, "prior_weight": 1.0, "multiplier_lr": 0.001, "gated": False}
+    assert c.mixer == lore.mixer and c.loss == replace(lore.loss, **paper)
     assert d.gate == lore.gate and d.calls.budget == b.calls.budget == 1_000_000
     assert d.calls.ttl_steps == 1, "no answer is kept"
     most_envs = max(compose(f"experiment={name}").env.num_envs for name in experiments())
@@ -251,6 +269,14 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
 def test_every_choice_of_every_group_composes(group):
     for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
         compose(f"{group}={path.stem}")
+
+
+def test_a_bandit_is_by_default_that_of_a_run():
+    from lore_torchrl.control import AdviceBandit
+
+    own = inspect.signature(AdviceBandit).parameters
+    for name, value in vars(parts.BanditConfig()).items():
+        assert name == "enabled" or own[name].default == value, name
 
 
 def test_files_hold_the_defaults_of_the_dataclasses():

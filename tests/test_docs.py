@@ -14,6 +14,8 @@ from lore_torchrl.experiments.summary import Study
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+# The log also tells of what is gone.
+PRESENT = [page for page in PAGES if page.stem != "log"]
 
 
 def test_the_site_builds_strictly(tmp_path):
@@ -34,17 +36,17 @@ def test_the_pipeline_runs_before_and_after(lore, monkeypatch):
     import pipeline
 
     losses = pipeline.main(lore, 160)
-    assert ("loss_lore_prior" in losses) == lore
+    assert ("loss_lore_imitation" in losses) == lore
     assert (losses["calls"] > 0) == lore
     assert all(abs(value) < float("inf") for value in losses.values())
 
 
-@pytest.mark.parametrize("page", ["results.md", "results_families.md"])
+@pytest.mark.parametrize("page", ["results.md"])
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
     command = r"examples/report\.py (\S+\.csv) --baseline (\S+)(?: --metric (\S+))?"
     reports = set(re.findall(command, text))
-    assert len(reports) >= 3
+    assert reports
     for path, baseline, metric in reports:
         study = Study(read_csv(ROOT / path), baseline, **({"metric": metric} if metric else {}))
         tables = [table for table in study.tables() if f"**{table.title}**" in text]
@@ -60,7 +62,7 @@ def test_the_tables_of_results_are_those_of_their_curves(page):
 
 def test_commands_on_the_pages_name_files_that_exist():
     scripts, choices = set(), set()
-    for page in [ROOT / "README.md", *PAGES]:
+    for page in [ROOT / "README.md", *PRESENT]:
         text = page.read_text()
         scripts |= set(re.findall(r"python ((?:examples|benchmarks)/\w+\.py)", text))
         choices |= set(
@@ -75,7 +77,7 @@ def test_commands_on_the_pages_name_files_that_exist():
 
 def test_tests_on_the_pages_exist():
     named = set()
-    for page in PAGES:
+    for page in PRESENT:
         named |= set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()))
     assert len(named) > 30
     for path, test in named:

@@ -49,6 +49,7 @@ ALLOWED = {
         "keys",
         "modules",
         "objectives",
+        "replay",
         "service",
         "transforms",
     },

@@ -56,13 +56,13 @@ def logged(tmp_path_factory) -> set[str]:
             cooldown=1,
             backoff_episodes=2,
         ),
-        gate=GateConfig(disagreement_weight=0.3, value_source="ensemble", adapt_rate=0.01),
+        gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
         loss=LossConfig(
+            prior_weight=0.3,
+            multiplier_lr=1e-3,
             bonus_weight=0.1,
             distillation_weight=0.3,
             beta_imagine_max=0.25,
-            imagine_bonus_weight=0.01,
-            anneal_after=100,
         ),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lore_torchrl.advisors import Advice, AdviceRequest, Advisor, Describer
-from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, EpisodeShare, ShareBandit
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.modules import (
     GaussianLoReActor,
     GaussianMixer,
@@ -16,6 +16,7 @@ from lore_torchrl.modules import (
     ValueEnsemble,
 )
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.replay import EpisodeReturns
 from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 from lore_torchrl.transforms import AdviceTransform
 
@@ -23,16 +24,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Advice",
-    "AdviceOutcomes",
+    "AdviceBandit",
     "AdviceRequest",
     "AdviceService",
     "AdviceTransform",
     "Advisor",
     "CallBudget",
     "CallPolicy",
-    "ConfidenceCalibrator",
     "Describer",
-    "EpisodeShare",
+    "EpisodeReturns",
     "GaussianLoReActor",
     "GaussianMixer",
     "LatentDisagreement",
@@ -41,7 +41,6 @@ __all__ = [
     "LoReDreamerV3Loss",
     "LogitMixer",
     "PriorNet",
-    "ShareBandit",
     "TemperatureAligner",
     "UncertaintyGate",
     "ValueEnsemble",

@@ -347,39 +347,6 @@ def max_entropy(num_actions: int) -> float:
     return math.log(num_actions)
 
 
-def masked_correlation(first: Tensor, second: Tensor, valid: Tensor) -> Tensor:
-    r"""Pearson correlation over the rows that count, in ``[-1, 1]``.
-
-    .. math::
-        r = \frac{\langle (x - \bar x)(y - \bar y) \rangle}
-                 {\sqrt{\langle (x - \bar x)^2 \rangle \langle (y - \bar y)^2 \rangle}}
-
-    Zero where either is constant (to about the precision of float32) or fewer than two
-    rows count, whatever the other rows hold.
-
-    Args:
-        first: Values, any shape.
-        second: Values of the same shape.
-        valid: Rows that count, boolean, same shape. Rows that are not finite must not.
-
-    Examples:
-        >>> x = torch.tensor([1.0, 2.0, 3.0, float("nan")])
-        >>> masked_correlation(x, -x, x.isfinite()).round(decimals=4)
-        tensor(-1.)
-    """
-
-    def standardise(value: Tensor) -> Tensor:
-        value = torch.where(valid, value.float(), 0.0)
-        # To unit size first: the square of a huge or tiny number is not a number.
-        value = value / value.abs().amax().clamp_min(torch.finfo(value.dtype).tiny)
-        centred = torch.where(valid, value - masked_mean(value, valid), 0.0)
-        norm = centred.square().sum().sqrt()
-        constant = norm <= 1e-6 * value.square().sum().sqrt()
-        return torch.where(constant, 0.0, centred / torch.where(constant, 1.0, norm))
-
-    return (standardise(first) * standardise(second)).sum().clamp(-1.0, 1.0)
-
-
 def ensemble_variance(members: Tensor) -> Tensor:
     r"""Population variance across the first dimension, :math:`\frac1K \sum_k (x_k - \bar x)^2`.
 

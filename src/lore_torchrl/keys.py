@@ -21,11 +21,9 @@ number of actions.
 | :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was at hand, see the ``ORIGIN_*`` constants |
 | :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
 | :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
-| :data:`SHARE` | ``[*B, 1]`` | float32 | share of beta that the bandit allows in this episode |
-| :data:`ARM` | ``[*B, 1]`` | int64 | the bandit's arm of this episode |
-| :data:`ARM_PROB` | ``[*B, 1]`` | float32 | probability with which that arm was drawn |
-| :data:`IMAGINED_PRIOR` | ``[*B, A]`` | float32 | PriorNet's tempered prior for an imagined state |
-| :data:`IMAGINED_WEIGHT` | ``[*B, 1]`` | float32 | its confidence times its trust |
+| :data:`COEFFICIENT` | ``[*B, 1]`` | float32 | mixing coefficient, 1 where advice acts |
+| :data:`RETURN` | ``[*B, 1]`` | float32 | real discounted return from here on, NaN while unknown |
+| :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
@@ -45,6 +43,8 @@ MIX_LOGITS = "lore_logits"
 MIX_LOC = "lore_loc"
 MIX_SCALE = "lore_scale"
 GATE = "lore_gate"
+RETURN = "lore_return"
+LAMBDA_RETURN = "lore_lambda_return"
 
 SOURCE_POLICY = 0
 SOURCE_ADVICE = 1
@@ -55,18 +55,9 @@ ORIGIN = "lore_origin"
 PRIOR_NET_LOGITS = "prior_net_logits"
 PRIOR_NET_CONFIDENCE = "prior_net_confidence"
 
-IMAGINED_PRIOR = "lore_imagined_prior"
-IMAGINED_WEIGHT = "lore_imagined_weight"
+COEFFICIENT = "lore_coefficient"
 
-SHARE = "lore_share"
-ARM = "lore_arm"
-ARM_PROB = "lore_arm_prob"
-
-# Also where share or trust left that advice no weight.
+# Whose advice was at hand, also where the coefficient left it no weight.
 ORIGIN_NONE = 0
 ORIGIN_ADVISER = 1
 ORIGIN_PRIOR_NET = 2
-
-# Groups of the calibrator: whose advice a confidence belongs to.
-ADVISER_GROUP = 0
-PRIOR_NET_GROUP = 1

@@ -76,15 +76,6 @@ def test_each_check_trips_on_what_it_is_named_for_and_only_after_patience(name):
         assert watch.observe(step + 100, well)[0][f"health/{name}"] == 0.0
 
 
-@pytest.mark.parametrize("untaught", [{"bandit/trust": 0.4}, {"learner/lore_taught": 0.0}])
-def test_a_policy_that_is_not_taught_may_stay_apart(untaught):
-    settings, _, ill = CASES["kl_over_delta"]
-    watch, taught = (monitor(patience=1, **settings) for _ in range(2))
-    assert watch.observe(100, ill | untaught)[0]["health/kl_over_delta"] == 0.0
-    both = ill | {"bandit/trust": 0.9, "learner/lore_taught": 0.7}
-    assert taught.observe(100, both)[0]["health/kl_over_delta"] == 1.0
-
-
 def test_success_is_a_reward_where_it_returns_no_more_than_nothing():
     watch = monitor(no_reward_steps=300)
     free, costly = ({"train/return": 0.0, "train/success": share} for share in (0.1, 0.0))

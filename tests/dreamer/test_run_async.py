@@ -62,8 +62,6 @@ def test_a_run_ends_within_its_budget_and_late_answers_reach_replay(tmp_path):
     lines = read_advice(config.output_dir)
     assert 0.8 * stats["answered"] <= len(lines) <= stats["answered"]
     assert sum(line["late"] for line in lines) > 0
-    calibrator = run.learner.loss.actor_loss.prior_net.calibrator
-    assert calibrator.counts.sum() > 0.7 * stats["answered"]
     for records in stored:
         late = (records["llm_advice_id"] > 0) & records["llm_mask"]
         assert late.any()

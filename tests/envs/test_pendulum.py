@@ -22,7 +22,7 @@ from lore_torchrl.configs import (
     MixerConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.trust import BanditConfig, PriorNetConfig
+from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.family import read_row
@@ -238,12 +238,13 @@ def config(folder, **lore):
 
 
 def test_a_whole_run_with_advice(tmp_path):
-    made = config(tmp_path / "run", bandit=BanditConfig(enabled=False))
+    # Returns begin below what the critic expects: nothing would pay in so short a run.
+    loss, bandit = LossConfig(imitation_weight=0.0, prior_weight=0.3), BanditConfig(enabled=False)
+    made = config(tmp_path / "run", loss=loss, bandit=bandit)
     made.checkpoint_interval = 80
     made.lore.calls.refute = False
     summary = train(made)
     assert summary["advice/calls"] > 0 and summary["lore/kl"] > 0
-    assert 0 < summary["learner/lore_followed"] < 1 and 0 < summary["learner/lore_reliability"] < 1
     assert summary["loss/lore_prior"] > 0 and math.isfinite(summary["loss/actor"])
     line = json.loads((tmp_path / "run" / "advice.jsonl").read_text().splitlines()[0])
     assert set(line["prior"]) == set(TORQUES) and line["mix"]["loc"] != line["policy"]["loc"]
@@ -273,10 +274,10 @@ def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_pa
 
 
 def test_a_whole_run_with_disagreement(tmp_path):
-    made = config(tmp_path, gate=GateConfig(disagreement_weight=0.5, adapt_rate=0.1))
+    made = config(tmp_path, gate=GateConfig(disagreement_weight=0.5))
     summary = train(made)
     assert summary["loss/disagreement"] > 0 and summary["learner/disagreement"] > 0
-    assert summary["gate/weight_disagreement"] > 0 and math.isfinite(summary["loss/actor"])
+    assert math.isfinite(summary["loss/actor"]) and math.isfinite(summary["loss/lore_imitation"])
 
 
 def test_random_steps_reach_the_replay_and_the_latent_state(tmp_path):
@@ -303,12 +304,12 @@ def test_a_whole_run_with_advice_in_imagination(tmp_path):
     made = config(
         tmp_path,
         bandit=BanditConfig(enabled=False),
-        loss=LossConfig(beta_imagine_max=0.5, imagine_bonus_weight=0.01),
+        loss=LossConfig(beta_imagine_max=0.5),
         prior_net=PriorNetConfig(num_cells=8, threshold=0.0),
     )
     summary = train(made)
     assert math.isfinite(summary["loss/actor"]) and math.isfinite(summary["learner/actor_entropy"])
-    assert summary["loss/lore_imagined_bonus"] != 0.0 and summary["loss/prior_net"] > 0
+    assert summary["loss/prior_net"] > 0
 
 
 def test_a_whole_run_of_stock_dreamer(tmp_path, monkeypatch):

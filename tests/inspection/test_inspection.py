@@ -16,6 +16,7 @@ from tiny_run import planner, tiny_config
 from torchrl.checkpoint import CheckpointError
 
 from lore_torchrl.configs import InspectConfig, LoReConfig
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.inspection import SOURCES, draw, inspect_checkpoint, play, save_sheets, save_video
 from lore_torchrl.inspection.page import to_png, write_page
@@ -116,17 +117,29 @@ def test_the_same_play_twice_is_the_same(recording, run):
         assert [m.mix for m in one.moments] == [m.mix for m in other.moments]
 
 
-def test_a_share_is_held_and_zero_acts_alone(run):
-    alone = play(run, share=0.0, advisor=planner()).episodes[0]
-    assert all(m.share == 0.0 and m.kl == 0.0 for m in alone.moments)
+def test_a_coefficient_is_held_and_zero_acts_alone(run):
+    alone = play(run, coefficient=0.0, advisor=planner()).episodes[0]
+    assert all(m.coefficient == 0.0 and m.kl == 0.0 for m in alone.moments)
     torch.testing.assert_close(
         torch.tensor([m.mix for m in alone.moments]),
         torch.tensor([m.policy for m in alone.moments]),
     )
-    half = play(run, share=0.5, advisor=planner()).episodes[0]
-    assert {m.share for m in half.moments} == {0.5}
-    with pytest.raises(ValueError, match=r"share=0.3.*0.25"):
-        play(run, share=0.3, advisor=planner())
+    half = play(run, coefficient=0.5, advisor=planner()).episodes[0]
+    assert {m.coefficient for m in half.moments} == {0.5}
+    with pytest.raises(ValueError, match=r"coefficient must lie in \[0, 1\], got 1.5"):
+        play(run, coefficient=1.5, advisor=planner())
+
+
+def test_where_advice_acts_is_drawn_by_the_bandit_of_the_run(tmp_path, monkeypatch):
+    """One that has learnt that advice does not help, in segments of 2 steps."""
+    config = tiny_config(tmp_path / "run", total_steps=64, checkpoint_interval=64)
+    config.lore.bandit.segment_steps, config.lore.bandit.floor = 2, 0.01
+    monkeypatch.setattr(AdviceBandit, "observe", lambda self, *_: self.log_odds.copy_(-self.bound))
+    train(config, advisor=planner())
+    episodes = play(tmp_path / "run", episodes=3, advisor=planner()).episodes
+    coefficients = [m.coefficient for episode in episodes for m in episode.moments]
+    assert set(coefficients) <= {0.0, 1.0} and len(coefficients) >= 30
+    assert sum(coefficients) / len(coefficients) < 0.2
 
 
 def test_training_draws_and_random_stream_are_left_alone(run):
@@ -146,7 +159,7 @@ def test_stock_is_shown_without_advice(tmp_path):
         assert moment.prior is None and moment.source == "none" and moment.mix == moment.policy
     assert draw(recording, 0, 0).shape == (360, 720, 3)
     with pytest.raises(ValueError, match="no bandit"):
-        play(tmp_path / "run", share=0.5)
+        play(tmp_path / "run", coefficient=0.5)
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4"])

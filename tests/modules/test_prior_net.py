@@ -3,18 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from lore_torchrl.modules import PriorNet
 
 ACTIONS = 4
-
-
-class Halve(nn.Module):
-    """A calibrator that halves every confidence."""
-
-    def forward(self, confidence):
-        return confidence / 2
 
 
 def net(**kwargs) -> PriorNet:
@@ -55,22 +47,22 @@ def test_fill_uses_the_network_only_where_there_is_no_advice_and_it_is_sure():
     assert torch.equal(filled.confidence[0], confidence[0])
 
 
-def test_the_calibrated_confidence_decides():
-    logits, confidence, mask = adviser()
-    own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
-    filled = net(threshold=0.7, calibrator=Halve()).fill(own, logits, confidence, mask)
-    assert not filled.learnt.any()
-    assert torch.allclose(filled.sure, torch.full((4, 1), 0.45))
-
-
-def test_the_calibrated_confidence_stands_in():
+def test_what_stands_in_counts_by_its_own_confidence():
     state, belief = torch.randn(50, 4), torch.randn(50, 2)
-    raw = net(threshold=0.3).advise(state, belief)
-    logits, sure = net(threshold=0.3, calibrator=Halve()).stand_in(state, belief)
-    assert torch.equal(logits, raw[0])
-    halved = raw[1] / 2
-    assert torch.equal(sure, torch.where(halved >= 0.3, halved, 0.0))
-    assert 0 < (sure > 0).sum() < (raw[1] >= 0.3).sum()
+    module = net(threshold=0.6)
+    own_logits, own = module.advise(state, belief)
+    logits, sure = module.stand_in(state, belief)
+    assert torch.equal(logits, own_logits)
+    assert torch.equal(sure, torch.where(own >= 0.6, own, 0.0))
+    assert 0 < (sure > 0).sum() < 50
+
+
+@pytest.mark.parametrize(("output", "value"), [(-1, "nan"), (0, "nan"), (0, "inf")])
+def test_a_broken_network_does_not_stand_in(output, value):
+    module = net(threshold=0.0)
+    with torch.no_grad():
+        module.network.model[-1].bias[output] = float(value)
+    assert (module.stand_in(torch.randn(5, 4), torch.randn(5, 2))[1] == 0).all()
 
 
 def test_logits_that_are_no_numbers_fill_nothing():

@@ -13,9 +13,9 @@ from lore_torchrl.configs import (
     LossConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
+from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.learner import Learner, build_bandit, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
 
 OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
 STATE, BELIEF = 8, 16
@@ -56,15 +56,26 @@ def tiny_agent(config: DreamerConfig | None = None, *, seed: int = 0, device="cp
     return agent
 
 
+def sober(agent: DreamerAgent) -> DreamerAgent:
+    """Keep the critic's values, else in the millions, between -17 and 17."""
+    with torch.no_grad():
+        bias = agent.value[0].module.model[-1].bias
+        bias.fill_(-30.0)[6:9] = 0.0
+    return agent
+
+
+# The terms of the paper: advice is learned whatever followed it.
+PAPER = {"imitation_weight": 0.0, "prior_weight": 0.3, "multiplier_lr": 1e-3}
+
+
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
-    """LoRe with a gate that lets advice through, and nothing that doubts it or learns it."""
+    """LoRe with a gate that lets advice through, in the paper's form unless imitation is on."""
     return LoReConfig(
         prior_net=PriorNetConfig(enabled=False),
-        calibration=CalibrationConfig(enabled=False),
         bandit=BanditConfig(enabled=False),
         gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
         temperature=TemperatureConfig(**(temperature or {})),
-        loss=LossConfig(**{"multiplier_max": 1.0, "gated": False, **loss}),
+        loss=LossConfig(**{**PAPER, "multiplier_max": 1.0, "gated": False, **loss}),
     )
 
 
@@ -79,9 +90,7 @@ def tiny_learner(
     config = config or tiny_config()
     agent = tiny_agent(config, seed=seed, device=device)
     lore_actor = None if lore is None else build_lore_actor(lore, agent, device=device)
-    bandit = None if lore is None else build_bandit(lore, device=device)
-    parts = {"lore": lore, "lore_actor": lore_actor, "bandit": bandit}
-    return build_learner(config, agent, **parts, device=device)
+    return build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
 
 
 def advice(*batch: int, mask=True) -> dict[str, torch.Tensor]:
@@ -97,7 +106,7 @@ def tiny_sample(*, seed: int = 1, mask: bool | None = True, time: int = TIME) ->
     torch.manual_seed(seed)
     shape = (BATCH, time)
     is_init = torch.zeros(*shape, 1, dtype=torch.bool)
-    is_init[1, 1] = True
+    is_init[0, 3] = is_init[1, 1] = True
     sample = TensorDict(
         {
             "state": torch.randn(*shape, STATE),
@@ -113,7 +122,8 @@ def tiny_sample(*, seed: int = 1, mask: bool | None = True, time: int = TIME) ->
         },
         shape,
     )
-    sample["next", "done"][0, 2] = True
+    # One episode terminates, another is truncated; a reset follows.
+    sample["next", "done"][0, 2] = sample["next", "done"][1, 0] = True
     sample["next", "terminated"][0, 2] = True
     if mask is not None:
         for key, value in advice(*shape, mask=mask).items():
@@ -122,10 +132,16 @@ def tiny_sample(*, seed: int = 1, mask: bool | None = True, time: int = TIME) ->
 
 
 def latents(n: int = 10, *, seed: int = 2, mask=True) -> TensorDict:
-    """Draw posterior states with the advice for them at the root."""
+    """Draw posterior states with the advice for them, what was done and what it returned."""
     torch.manual_seed(seed)
     return TensorDict(
-        {"state": torch.randn(n, STATE), "belief": torch.randn(n, BELIEF), **advice(n, mask=mask)},
+        {
+            "state": torch.randn(n, STATE),
+            "belief": torch.randn(n, BELIEF),
+            **advice(n, mask=mask),
+            "action": nn.functional.one_hot(torch.randint(ACTIONS, (n,)), ACTIONS).float(),
+            "lore_return": 5 * torch.randn(n, 1),
+        },
         [n],
     )
 

@@ -35,7 +35,10 @@ def continuous_agent(
 
 
 def advised_latents(n: int = 12, *, seed: int = 2, mask: bool | None = None) -> TensorDict:
-    """Draw posterior states with advice on the anchors; by default two of three have it."""
+    """Draw posterior states with advice on the anchors, what was done and what it returned.
+
+    By default two of three have advice. Actions lie within the bounds, some of them at one.
+    """
     torch.manual_seed(seed)
     given = torch.arange(n).unsqueeze(-1) % 3 != 0
     return TensorDict(
@@ -45,6 +48,8 @@ def advised_latents(n: int = 12, *, seed: int = 2, mask: bool | None = None) -> 
             "llm_prior_logits": 3 * torch.randn(n, len(ANCHORS)),
             "llm_confidence": torch.rand(n, 1),
             "llm_mask": given if mask is None else torch.full((n, 1), mask),
+            "action": (LOW + (HIGH - LOW) * (1.2 * torch.rand(n, 2) - 0.1)).clamp(LOW, HIGH),
+            "lore_return": 5 * torch.randn(n, 1),
         },
         [n],
     )

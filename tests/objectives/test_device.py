@@ -27,8 +27,8 @@ from torchrl.modules.distributions import continuous
 from torchrl.objectives.value import functional
 
 from lore_torchrl.configs import LoReConfig
-from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
-from lore_torchrl.control import ConfidenceCalibrator, EpisodeShare, ShareBandit
+from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer import learner as learner_module
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
 from lore_torchrl.modules import GaussianLoReActor, GaussianMixer, ValidEGreedyModule
@@ -36,23 +36,18 @@ from lore_torchrl.modules import GaussianLoReActor, GaussianMixer, ValidEGreedyM
 META = torch.device("meta")
 FITTED = {
     "prior_net": PriorNetConfig(num_cells=8, threshold=0.3),
-    "calibration": CalibrationConfig(),
-    "bandit": BanditConfig(),
+    "bandit": BanditConfig(segment_steps=5),
 }
 LOSSES = {
+    "imitation_weight": 3.0,
     "bonus_weight": 0.1,
     "distillation_weight": 0.1,
     "multiplier_init": 0.5,
     "beta_imagine_max": 0.5,
-    "imagine_bonus_weight": 0.1,
     "gated": True,
-    "anneal_after": 1.0,
-    "anneal_steps": 2.0,
 }
 GATE = {"disagreement_weight": 0.3, "value_source": "ensemble"}
-DISCRETE = replace(
-    lore_config(gate=GATE | {"adapt_rate": 0.1}, temperature={"rate": 0.1}, **LOSSES), **FITTED
-)
+DISCRETE = replace(lore_config(gate=GATE, temperature={"rate": 0.1}, **LOSSES), **FITTED)
 CONTINUOUS = replace(lore_config(gate=GATE, **LOSSES), **FITTED)
 
 
@@ -90,7 +85,8 @@ def _parts(lore: LoReConfig | None, continuous: bool):
 
 
 def _advised(sample: TensorDict, continuous: bool) -> TensorDict:
-    """Turn advice and actions of a sample into those of the agent."""
+    """Turn advice and actions of a sample into those of the agent, and add its returns."""
+    sample["next", "lore_return"] = torch.zeros_like(sample["next", "reward"])
     if continuous:
         shape = sample.shape
         sample["action"] = torch.rand(*shape, 2) - 0.5
@@ -125,19 +121,18 @@ def test_what_waits_or_mixes_devices_raises_there(wait):
 
 @pytest.mark.usefixtures("_stock_on_meta")
 @pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "continuous"])
-@pytest.mark.parametrize("which", ["stock", "default", "everything", "bonus in imagination alone"])
+@pytest.mark.parametrize("which", ["stock", "default", "everything"])
 def test_a_whole_update_stays_there(which, continuous):
     full = CONTINUOUS if continuous else DISCRETE
-    bonus_alone = replace(full, loss=replace(full.loss, beta_imagine_max=0.0))
-    lore = {"stock": None, "default": lore_config(), "everything": full}.get(which, bonus_alone)
+    default = lore_config(imitation_weight=1.0)
+    lore = {"stock": None, "default": default, "everything": full}[which]
     agent, lore_actor = _parts(lore, continuous)
-    bandit = None if lore is None else build_bandit(lore, device=META)
-    parts = {"lore": lore, "lore_actor": lore_actor, "bandit": bandit}
-    learner = build_learner(tiny_config(), agent, **parts, device=META)
+    learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=lore_actor, device=META)
     sample = _advised(tiny_sample(), continuous)
     metrics = learner.stepper.step(None, sample)
     assert all(value.device == META for value in metrics.values())
-    assert ("loss_prior_net" in metrics) == (which not in ("stock", "default"))
+    assert ("loss_lore_imitation" in metrics) == (which != "stock")
+    assert ("loss_prior_net" in metrics) == (which == "everything")
     held = [*learner.loss.buffers(), *learner.loss.parameters()]
     assert held and all(value.device == META for value in held)
 
@@ -174,37 +169,27 @@ class TestActing:
             out = actor(_observed(len(ANCHORS)))
         assert out["action"].shape == (10, 2) and out["action"].device == META
 
-    def test_share_and_random_steps_beside_it(self, monkeypatch):
+    def test_bandit_and_random_steps_beside_it(self, monkeypatch):
         # There are no random streams there; of continuous actions, TorchRL's spec reads back
         # what it has drawn.
-        monkeypatch.setattr(ShareBandit, "_generator_on", lambda *_: None)
-        share = EpisodeShare(build_bandit(DISCRETE, device=META), segment_steps=5)
+        monkeypatch.setattr(AdviceBandit, "_generator_on", lambda *_: None)
+        bandit = build_bandit(DISCRETE, device=META)
         epsilon = ValidEGreedyModule(OneHot(ACTIONS).to(META)).to(META)
-        policy = TensorDictSequential(share, _parts(DISCRETE, False)[1], epsilon)
+        policy = TensorDictSequential(bandit, _parts(DISCRETE, False)[1], epsilon)
         observed = _observed()
         zero = torch.zeros(10, 1, dtype=torch.long)
-        carried = {"is_init": zero.bool(), "step_count": zero, "lore_arm": zero}
-        observed.update(carried | {"lore_arm_prob": torch.ones(10, 1)})
+        carried = {"is_init": zero.bool(), "step_count": zero, "lore_coefficient": zero.float()}
+        observed.update(carried)
         with torch.no_grad():
             out = policy(observed)
         assert out["action"].shape == (10, ACTIONS)
         assert all(value.device == META for value in out.values(True, True))
 
 
-class TestControl:
-    def test_bandit_learns_from_episodes(self):
-        bandit = build_bandit(DISCRETE, device=META)
-        arm = torch.zeros(8, 1, dtype=torch.long, device=META)
-        number, flag = torch.ones(8, 1, device=META), torch.ones(8, 1, device=META).bool()
-        bandit.observe(arm, number, number, number, flag, flag)
-        bandit.grant()
-        assert bandit.trust().device == bandit.regret().device == META
-
-    def test_calibrator_learns_from_outcomes(self):
-        calibrator = ConfidenceCalibrator(num_groups=2).to(META)
-        confidence, flag = torch.rand(8, 1, device=META), torch.ones(8, 1, device=META).bool()
-        group = torch.zeros(8, 1, dtype=torch.long, device=META)
-        calibrator.update(confidence, flag.float(), flag, group)
-        assert calibrator(confidence, group).device == META
-        assert calibrator.trust(confidence, group).device == META
-        assert calibrator.expected_calibration_error(0).device == META
+def test_bandit_learns_from_segments():
+    bandit = build_bandit(DISCRETE, device=META)
+    number, flag = torch.ones(8, 1, device=META), torch.ones(8, 1, device=META).bool()
+    bandit.observe(flag, number, flag)
+    bandit.renew()
+    assert bandit.probability().device == bandit.baseline().device == META
+    assert bandit.ends(flag, flag.long()).device == META

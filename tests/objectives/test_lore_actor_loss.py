@@ -7,10 +7,12 @@ import torch
 from dreamer_sample import (
     ACTIONS,
     BELIEF,
+    PAPER,
     STATE,
     gradients,
     latents,
     lore_config,
+    sober,
     tiny_agent,
     tiny_config,
     tiny_learner,
@@ -20,13 +22,13 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictSequential,
 )
 from torch.distributions import Categorical, OneHotCategoricalStraightThrough, kl_divergence
 from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
 from torchrl.objectives.utils import ValueEstimators
 
-from lore_torchrl.control import ShareBandit
 from lore_torchrl.dreamer.learner import build_lore_actor
 from lore_torchrl.functional import align_temperature, clean_advice
 from lore_torchrl.modules import LogitMixer, TemperatureAligner, UncertaintyGate, ValueEnsemble
@@ -63,7 +65,9 @@ def stock_loss(agent, kind=DreamerV3ActorLoss, **kwargs):
 
 
 def lore_loss(agent, *, kind=DreamerV3ActorLoss, gate=None, temperature=None, **kwargs):
+    """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
     lore = build_lore_actor(lore_config(gate=gate, temperature=temperature), agent)
+    kwargs = {**PAPER, **kwargs}
     return LoReActorLoss(stock_loss(agent, kind), gate=lore.gate, mixer=lore.mixer, **kwargs)
 
 
@@ -71,11 +75,18 @@ def log_policy(agent, td):
     return torch.log_softmax(agent.actor.get_dist(td).logits, -1)
 
 
-def weighted(agent, td, divergence):
-    """Mean of confidence times divergence over the advised rows."""
+def average(td, values, share=None):
+    """Mean of the advised rows: of all alike, or weighed by their ``share``, at least 1 in all."""
     keep = td["llm_mask"].squeeze(-1)
-    values = td["llm_confidence"].squeeze(-1) * divergence
-    return values[keep].mean()
+    if share is None:
+        return values[keep].mean()
+    share = share * keep
+    return (share * values).sum() / share.sum().clamp_min(1.0)
+
+
+def weighted(td, divergence, share=None):
+    """The same of confidence times divergence."""
+    return average(td, td["llm_confidence"].squeeze(-1) * divergence, share)
 
 
 def sometimes_advised(n=12):
@@ -89,27 +100,31 @@ BOTH = pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
 
 class TestEqualsStock:
     @BOTH
-    @pytest.mark.parametrize("why", ["weights", "masked", "no_entries"])
+    @pytest.mark.parametrize("why", ["weights", "masked", "unpaid", "unknown", "no_entries"])
     def test_losses_gradients_and_random_stream(self, kind, why):
         results = []
         for wrapped in (False, True):
             agent = agent_for(kind)
             td = latents(mask=why != "masked")
+            if why in ("masked", "unknown"):
+                td["lore_return"].fill_(NAN)
+            if why == "unpaid":
+                td["lore_return"] = agent.value(td.select("state", "belief"))["state_value"]
             loss = stock_loss(agent, kind)
             if why == "no_entries":
                 td = td.select("state", "belief")
             if wrapped:
-                off = {"prior_weight": 0.0, "multiplier_lr": 0.0}
+                on = {**PAPER, "imitation_weight": 1.0}
+                wanted = dict.fromkeys(on, 0.0) if why == "weights" else on
                 lore = build_lore_actor(lore_config(), agent)
-                loss = LoReActorLoss(
-                    loss, gate=lore.gate, mixer=lore.mixer, **(off if why == "weights" else {})
-                )
+                loss = LoReActorLoss(loss, gate=lore.gate, mixer=lore.mixer, **wanted)
             torch.manual_seed(5)
             losses, imagined = loss(td)
             sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
             results.append((losses, imagined, gradients(agent.actor), torch.get_rng_state()))
         (stock, stock_imagined, stock_grads, stock_state), (lore, imagined, grads, state) = results
         assert set(stock.keys()) <= set(lore.keys())
+        assert why not in ("weights", "no_entries") or set(stock.keys()) == set(lore.keys())
         assert all(torch.equal(value, lore[key]) for key, value in stock.items())
         assert all(v == 0 for k, v in lore.items() if k.startswith("loss_lore"))
         assert (imagined == stock_imagined).all()
@@ -124,9 +139,293 @@ class TestEqualsStock:
         torch.manual_seed(5)
         stock, _ = stock_loss(agent, kind)(td)
         torch.manual_seed(5)
-        lore, _ = lore_loss(agent, kind=kind)(td)
+        td["lore_return"].fill_(1e6)
+        lore, _ = lore_loss(agent, kind=kind, imitation_weight=3.0)(td)
         assert all(torch.equal(value, lore[key]) for key, value in stock.items())
-        assert lore["loss_lore_prior"] > 0
+        assert lore["loss_lore_prior"] > 0 and lore["loss_lore_imitation"] > 0
+
+
+# What steps have gained over the critic, in units of S, and how much each is imitated.
+GAINS = torch.tensor([-1.0, 0.0, 0.04, 0.06, 0.25, 0.5, 0.8, 1.0, 2.5, NAN, 0.3, -INF])
+IMITATED = torch.tensor([0.0, 0.0, 0.0, 0.06, 0.25, 0.5, 0.8, 1.0, 1.0, 0.0, 0.3, 0.0])
+TOTAL = 3.91
+# What their episodes really gained, and what is then imitated of the gains above.
+REAL = torch.tensor([1.0, 1.0, 1.0, 0.06, 0.04, -2.0, 1.0, NAN, 0.5, 1.0, INF, 1.0])
+FILTERED = torch.tensor([0.0, 0.0, 0.04, 0.06, 0.0, 0.0, 0.8, 0.0, 1.0, 0.0, 0.0, 0.0])
+IMITATION_ALONE = {"prior_weight": 0.0, "multiplier_lr": 0.0}
+
+
+def executed(times=1, *, scale=1.0):
+    """States with advice, actions, and returns that gained ``GAINS`` over a critic of 2."""
+    td = sometimes_advised(12 * times)
+    td["state_value"] = torch.full((12 * times, 1), 2.0)
+    td["lore_return"] = 2.0 + scale * GAINS.repeat(times).unsqueeze(-1)
+    return td
+
+
+def taken_log_prob(agent, td):
+    return log_policy(agent, td).gather(-1, td["action"].argmax(-1, keepdim=True)).squeeze(-1)
+
+
+class TestImitation:
+    @BOTH
+    @pytest.mark.parametrize(("rows", "total"), [(12, TOTAL), (5, 1.0)])
+    def test_by_hand(self, kind, rows, total):
+        """The mean over what is imitated; less than one step in all weighs as much as one."""
+        agent, td = agent_for(kind), executed()[:rows]
+        loss = lore_loss(agent, kind=kind, imitation_weight=0.7)
+        paid = IMITATED[:rows]
+        expected = -0.7 * (paid * taken_log_prob(agent, td)).sum() / total
+        terms = loss.advice_terms(td)
+        torch.testing.assert_close(terms["loss_lore_imitation"], expected)
+        assert terms["lore_imitated"].item() == pytest.approx((paid > 0).sum().item() / rows)
+
+    def test_by_default_it_is_the_only_term_with_weight_one(self):
+        agent, td = tiny_agent(), executed()
+        found = LoReActorLoss(stock_loss(agent)).advice_terms(td)
+        assert set(found.keys()) == {"loss_lore_imitation", "lore_imitated"}
+        expected = -(IMITATED * taken_log_prob(agent, td)).sum() / TOTAL
+        torch.testing.assert_close(found["loss_lore_imitation"], expected)
+
+    @BOTH
+    def test_the_real_return_filters_and_the_lambda_return_weighs(self, kind):
+        agent, td = agent_for(kind), executed()
+        td["lore_lambda_return"] = td["lore_return"]
+        td["lore_return"] = 2.0 + REAL.unsqueeze(-1)
+        loss = lore_loss(agent, kind=kind, imitation_weight=0.7, **IMITATION_ALONE)
+        expected = -0.7 * (FILTERED * taken_log_prob(agent, td)).sum() / 1.9
+        terms = loss.advice_terms(td)
+        torch.testing.assert_close(terms["loss_lore_imitation"], expected)
+        assert terms["lore_imitated"].item() == pytest.approx(4 / 12)
+
+    @pytest.mark.parametrize("real", [-3.0, 2.0, NAN])
+    def test_what_the_critic_hopes_of_an_episode_that_failed_is_not_imitated(self, real):
+        """Nor of one that has not ended, whose return is not known."""
+        agent, td = tiny_agent(), executed()
+        td["action"] = followed(td)
+        td["lore_lambda_return"] = torch.full((12, 1), 9.0)
+        td["lore_return"].fill_(real)
+        terms = lore_loss(agent, imitation_weight=1.0, **EVERY_TERM).advice_terms(td)
+        losses = [value for name, value in terms.items() if name.startswith("loss_")]
+        assert len(losses) == 5 and all(value == 0 for value in losses)
+        sum(losses).backward()
+        assert not any(grad.any() for grad in gradients(agent.actor).values())
+        assert terms["lore_imitated"] == 0 and terms["lore_advised"] > 0
+
+    def test_gains_are_in_units_of_the_span_of_returns(self):
+        agent, td = tiny_agent(), executed(scale=4.0)
+        loss = lore_loss(agent, imitation_weight=1.0, **IMITATION_ALONE)
+        loss.actor_loss.retnorm.low.fill_(-1.0)
+        loss.actor_loss.retnorm.high.fill_(3.0)
+        expected = -(IMITATED * taken_log_prob(agent, td)).sum() / TOTAL
+        torch.testing.assert_close(loss.advice_terms(td)["loss_lore_imitation"], expected)
+
+    def test_a_wrapped_loss_that_does_not_normalize_has_a_span_of_one(self):
+        stock = stock_loss(
+            tiny_agent(), return_normalization=False, return_normalization_min_scale=0.1
+        )
+        _, imagined = stock(latents())
+        scale = LoReActorLoss(stock).return_scale()
+        assert scale == stock._return_scale(imagined["lambda_target"]) == 1.0
+
+    @BOTH
+    def test_the_critic_is_asked_where_its_value_is_not_given(self, kind):
+        agent, td = sober(agent_for(kind)), executed()
+        del td["state_value"]
+        value = agent.value(td.select("state", "belief"))["state_value"].detach()
+        assert value.abs().max() < 17 and value.std() > 1
+        td["lore_return"] = value + GAINS.unsqueeze(-1)
+        loss = lore_loss(agent, kind=kind, imitation_weight=1.0, **IMITATION_ALONE)
+        expected = -(IMITATED * taken_log_prob(agent, td)).sum() / TOTAL
+        found = loss.advice_terms(td)["loss_lore_imitation"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+    def test_the_threshold(self):
+        agent, td = tiny_agent(), executed()
+        settings = {"imitation_weight": 1.0, "imitation_threshold": 0.4, **IMITATION_ALONE}
+        paid = torch.where(IMITATED > 0.4, IMITATED, 0.0)
+        expected = -(paid * taken_log_prob(agent, td)).sum() / 3.3
+        terms = lore_loss(agent, **settings).advice_terms(td)
+        torch.testing.assert_close(terms["loss_lore_imitation"], expected)
+        assert terms["lore_imitated"].item() == pytest.approx(4 / 12)
+
+    def test_whoever_chose_the_step(self):
+        agent, td = tiny_agent(), executed()
+        loss = lore_loss(agent, imitation_weight=1.0, **IMITATION_ALONE)
+        expected = loss.advice_terms(td)["loss_lore_imitation"]
+        td["llm_prior_logits"] = td["llm_prior_logits"].roll(1, -1)
+        td["llm_mask"] = ~td["llm_mask"]
+        assert torch.equal(loss.advice_terms(td)["loss_lore_imitation"], expected)
+
+    @BOTH
+    def test_gradient_reaches_only_the_actor(self, kind):
+        agent, td = agent_for(kind), executed()
+        del td["state_value"]
+        td["lore_return"] = agent.value(td.select("state", "belief"))["state_value"].detach()
+        td["lore_return"] *= torch.where(td["lore_return"] > 0, 2.0, 0.5)
+        (-3.0 * taken_log_prob(agent, td).sum() / 12).backward()
+        expected = gradients(agent.actor)
+        agent.actor.zero_grad()
+        inputs = ("state", "belief", "lore_return")
+        for key in inputs:
+            td[key].requires_grad_()
+        loss = lore_loss(agent, kind=kind, imitation_weight=3.0, **IMITATION_ALONE)
+        loss.advice_terms(td)["loss_lore_imitation"].backward()
+        found = gradients(agent.actor)
+        assert set(found) == set(expected) and any(g.any() for g in found.values())
+        for name, grad in expected.items():
+            torch.testing.assert_close(found[name], grad)
+        assert not gradients(agent.value) and not gradients(agent.world_model)
+        assert all(td[key].grad is None for key in inputs)
+
+    @BOTH
+    @pytest.mark.parametrize("unknown", [NAN, -INF])
+    def test_an_unknown_return_is_ignored(self, kind, unknown):
+        results = []
+        settings = {"bonus_weight": 0.2, "distillation_weight": 0.2, "multiplier_init": 0.5}
+        for value in (-1e3, unknown):
+            agent, td = agent_for(kind), executed()
+            td["action"] = followed(td)
+            td["lore_return"][1::2] = value
+            loss = lore_loss(agent, kind=kind, imitation_weight=1.0, delta=0.0, **settings)
+            terms = loss.advice_terms(td)
+            sum(v for k, v in terms.items() if k.startswith("loss_")).backward()
+            results.append((terms, gradients(agent.actor)))
+        (low, low_grads), (terms, grads) = results
+        assert (terms == low).all() and terms["loss_lore_imitation"] > 0
+        assert grads.keys() == low_grads.keys() and any(g.any() for g in grads.values())
+        for name, grad in grads.items():
+            assert grad.isfinite().all() and torch.equal(grad, low_grads[name])
+
+    def test_steps_make_what_paid_likelier(self):
+        agent, td = tiny_agent(), executed()
+        loss = lore_loss(agent, imitation_weight=1.0, **IMITATION_ALONE)
+        optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.5)
+        before = (IMITATED * taken_log_prob(agent, td)).sum().item()
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss.advice_terms(td)["loss_lore_imitation"].backward()
+            optimizer.step()
+        assert (IMITATED * taken_log_prob(agent, td)).sum() > before + 1.0
+
+    @BOTH
+    def test_without_it_no_return_is_read(self, kind):
+        """``imitation_weight=0`` is the paper's form: what was done and returned is not needed."""
+        found = []
+        for known in (True, False):
+            agent, td = agent_for(kind), executed()
+            if not known:
+                td = td.exclude("action", "lore_return", "state_value")
+            loss = lore_loss(agent, kind=kind, **EVERY_TERM)
+            torch.manual_seed(5)
+            losses, _ = loss(td)
+            sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
+            found.append((losses, gradients(agent.actor)))
+        (losses, grads), (others, other_grads) = found
+        assert (losses == others).all() and losses["loss_lore_prior"] > 0
+        assert not {"loss_lore_imitation", "lore_imitated"} & set(losses.keys())
+        assert all(torch.equal(grads[name], grad) for name, grad in other_grads.items())
+
+    @pytest.mark.parametrize("key", ["action", "lore_return"])
+    def test_what_is_missing_is_named(self, key):
+        loss = lore_loss(tiny_agent(), imitation_weight=3.0)
+        with pytest.raises(KeyError, match=f"imitation_weight=3.0 needs .'{key}'."):
+            loss(latents().exclude(key))
+        loss(latents())
+
+
+EVERY_TERM = {
+    "prior_weight": 0.5,
+    "bonus_weight": 0.5,
+    "distillation_weight": 0.5,
+    "multiplier_init": 0.5,
+    "delta": 0.0,
+}
+
+
+def followed(td, rows=True):
+    """Actions that are the advice's first choice in ``rows``, and its last elsewhere."""
+    logits = td["llm_prior_logits"]
+    best, worst = logits.argmax(-1), logits.argmin(-1)
+    chosen = torch.where(torch.as_tensor(rows), best, worst)
+    return torch.nn.functional.one_hot(chosen, ACTIONS).float()
+
+
+class TestWeighedByWhatPaid:
+    """The terms on advice: only steps that took its first choice and paid count."""
+
+    def weighed(self):
+        td = executed(2)
+        took = torch.arange(24) < 12
+        td["action"] = followed(td, took)
+        return td, IMITATED.repeat(2) * took
+
+    @pytest.mark.parametrize(("rows", "total"), [(24, 3.05), (5, 0.25)])
+    def test_prior_and_bonus_by_hand(self, rows, total):
+        agent, (td, share) = tiny_agent(), self.weighed()
+        td, share = td[:rows], share[:rows]
+        assert (share * td["llm_mask"].squeeze(-1)).sum().item() == pytest.approx(total)
+        settings = {"prior_weight": 0.3, "bonus_weight": 0.7, "temperature": {"init": 1.5}}
+        terms = lore_loss(agent, imitation_weight=1.0, **settings).eval().advice_terms(td)
+        prior = Categorical(logits=td["llm_prior_logits"] / 1.5)
+        policy = Categorical(logits=log_policy(agent, td))
+        expected = 0.3 * weighted(td, kl_divergence(prior, policy), share)
+        torch.testing.assert_close(terms["loss_lore_prior"], expected)
+        expected = (policy.probs * prior.logits).sum(-1)
+        expected = -0.7 * weighted(td, expected, share)
+        torch.testing.assert_close(terms["loss_lore_bonus"], expected)
+
+    def test_constraint_distillation_and_multiplier_by_hand(self):
+        agent, (td, share) = tiny_agent(), self.weighed()
+        settings = {"distillation_weight": 0.4, "multiplier_init": 0.5, "multiplier_lr": 0.1}
+        loss = lore_loss(agent, imitation_weight=1.0, delta=0.02, **settings)
+        kl = mixture_kl(agent, loss, td, share)
+        assert kl > 0.03 and abs(kl - mixture_kl(agent, loss, td)) > 1e-3
+        terms = loss.advice_terms(td)
+        torch.testing.assert_close(terms["lore_kl"], kl.detach())
+        torch.testing.assert_close(terms["loss_lore_distillation"], 0.4 * kl)
+        torch.testing.assert_close(terms["loss_lore_constraint"], 0.5 * (kl - 0.02))
+        assert loss.multiplier.item() == pytest.approx(0.5 + 0.1 * (kl.item() - 0.02), rel=1e-5)
+
+    @pytest.mark.parametrize("row", range(12))
+    def test_one_step_alone(self, row):
+        """Row by row: it counts if it paid, took the first choice, and was advised."""
+        counts = IMITATED[row] > 0 and row % 3 != 0
+        for took in (True, False):
+            agent, td = tiny_agent(), executed()
+            td["llm_mask"] &= torch.arange(12).unsqueeze(-1) == row
+            td["action"] = followed(td, took)
+            terms = lore_loss(agent, imitation_weight=1.0, **EVERY_TERM).advice_terms(td)
+            del terms["loss_lore_imitation"]
+            found = [(v != 0).item() for k, v in terms.items() if k.startswith("loss_")]
+            assert found == [bool(counts) and took] * 4
+
+    def test_only_the_first_choice_counts(self):
+        """Not the second, however near."""
+        td = executed()
+        td["llm_prior_logits"] = torch.tensor([1.0, 3.0, 2.99, 0.0]).repeat(12, 1)
+        agent, found = tiny_agent(), []
+        for action in range(ACTIONS):
+            one_hot = torch.nn.functional.one_hot(torch.tensor(action), ACTIONS).float()
+            td["action"] = one_hot.repeat(12, 1)
+            loss = lore_loss(agent, imitation_weight=1.0)
+            found.append(loss.advice_terms(td)["loss_lore_prior"].item() != 0)
+        assert found == [False, True, False, False]
+
+    def test_where_all_took_it_and_all_paid_the_terms_are_the_papers(self):
+        results = []
+        for weight in (0.0, 1.0):
+            agent, td = tiny_agent(), executed()
+            td["action"], td["lore_return"] = followed(td), torch.full((12, 1), 3.0)
+            loss = lore_loss(agent, imitation_weight=weight, **EVERY_TERM)
+            terms = loss.advice_terms(td)
+            terms = {k: v for k, v in terms.items() if "imitat" not in k}
+            sum(v for k, v in terms.items() if k.startswith("loss_")).backward()
+            results.append((terms, gradients(agent.actor)))
+        (paper, paper_grads), (terms, grads) = results
+        assert paper.keys() == terms.keys()
+        assert all(torch.equal(terms[name], value) for name, value in paper.items())
+        assert all(torch.equal(grads[name], value) for name, value in paper_grads.items())
 
 
 class TestPrior:
@@ -140,20 +439,19 @@ class TestPrior:
         prior = Categorical(logits=td["llm_prior_logits"] / 1.5)
         policy = Categorical(logits=log_policy(agent, td))
         pair = (prior, policy) if direction == "prior_to_policy" else (policy, prior)
-        expected = 0.3 * weighted(agent, td, kl_divergence(*pair))
+        expected = 0.3 * weighted(td, kl_divergence(*pair))
         terms = loss.advice_terms(td)
         torch.testing.assert_close(terms["loss_lore_prior"], expected)
-        other = 0.3 * weighted(agent, td, kl_divergence(*pair[::-1]))
+        other = 0.3 * weighted(td, kl_divergence(*pair[::-1]))
         assert abs(other - expected) > 1e-2
 
     def test_without_a_mixer_the_temperature_is_one(self):
         agent = tiny_agent()
         td = sometimes_advised()
-        loss = LoReActorLoss(stock_loss(agent), prior_weight=1.0, multiplier_lr=0.0)
+        off = {"imitation_weight": 0.0, "multiplier_lr": 0.0}
+        loss = LoReActorLoss(stock_loss(agent), prior_weight=1.0, **off)
         prior = Categorical(logits=td["llm_prior_logits"])
-        expected = weighted(
-            agent, td, kl_divergence(prior, Categorical(logits=log_policy(agent, td)))
-        )
+        expected = weighted(td, kl_divergence(prior, Categorical(logits=log_policy(agent, td))))
         terms = loss.advice_terms(td)
         torch.testing.assert_close(terms["loss_lore_prior"], expected)
         assert set(terms.keys()) == {"loss_lore_prior", "lore_advised"}
@@ -193,7 +491,7 @@ class TestBonus:
         log_prior = torch.log_softmax(td["llm_prior_logits"] / 0.8, -1)
         expected = (log_policy(agent, td).exp() * log_prior).sum(-1)
         terms = loss.advice_terms(td)
-        torch.testing.assert_close(terms["loss_lore_bonus"], -0.7 * weighted(agent, td, expected))
+        torch.testing.assert_close(terms["loss_lore_bonus"], -0.7 * weighted(td, expected))
 
     def test_not_computed_without_weight(self):
         assert "loss_lore_bonus" not in lore_loss(tiny_agent()).advice_terms(latents())
@@ -224,7 +522,7 @@ def test_an_action_that_the_actor_rules_out():
     assert any(g.any() for g in found.values()) and all(g.isfinite().all() for g in found.values())
 
 
-def mixture_kl(agent, loss, td):
+def mixture_kl(agent, loss, td, share=None):
     log_p = log_policy(agent, td)
     values = agent.value(td.select("state", "belief"))["state_value_logits"]
     beta = loss.gate.evaluate(log_p.detach(), values).beta
@@ -233,7 +531,7 @@ def mixture_kl(agent, loss, td):
     mixture = loss.mixer.mix(log_p.detach(), *advice, beta)
     assert mixture.kl.max() > 0.05
     kl = (mixture.log_probs.exp() * (mixture.log_probs - log_p)).sum(-1)
-    return kl[td["llm_mask"].squeeze(-1)].mean()
+    return average(td, kl, share)
 
 
 class TestConstraint:
@@ -421,7 +719,7 @@ class TestTemperature:
         torch.testing.assert_close(terms["lore_temperature"], expected)
         prior = Categorical(logits=logits / expected)
         kl = kl_divergence(prior, Categorical(logits=log_policy(agent, td)))
-        torch.testing.assert_close(terms["loss_lore_prior"], 0.3 * weighted(agent, td, kl))
+        torch.testing.assert_close(terms["loss_lore_prior"], 0.3 * weighted(td, kl))
 
 
 _NAMES = ("prior_logits", "confidence", "mask")
@@ -470,17 +768,32 @@ class TestUnusableRows:
 class TestKeys:
     def test_renamed_and_nested(self):
         agent = tiny_agent()
-        td = sometimes_advised()
-        expected = lore_loss(agent, bonus_weight=0.1).advice_terms(td)
-        loss = lore_loss(agent, bonus_weight=0.1)
+        critic = TensorDictModule(torch.nn.Identity(), ["state_value"], ["worth"])
+        agent = replace(agent, value=TensorDictSequential(agent.value, critic))
+        td = executed()
+        td["lore_lambda_return"] = td["lore_return"].roll(1, 0)
+        settings = {"bonus_weight": 0.1, "imitation_weight": 1.0}
+        expected = lore_loss(agent, **settings).eval().advice_terms(td)
+        assert expected["loss_lore_imitation"] > 0
+        loss = lore_loss(agent, **settings).eval()
         loss.set_keys(prior_logits=("llm", "p"), confidence="sure", mask=("llm", "deep", "m"))
+        loss.set_keys(executed="done_there", lore_return=("llm", "g"), value="worth")
+        loss.set_keys(lambda_return=("llm", "ahead"))
         renamed = td.select("state", "belief")
+        renamed["done_there"] = td["action"]
+        renamed["llm", "g"] = td["lore_return"]
+        renamed["llm", "ahead"] = td["lore_lambda_return"]
+        renamed["worth"] = td["state_value"]
         renamed["llm", "p"] = td["llm_prior_logits"]
         renamed["sure"] = td["llm_confidence"]
         renamed["llm", "deep", "m"] = td["llm_mask"]
         assert (loss.advice_terms(renamed) == expected).all()
         losses, _ = loss(renamed)
         assert "loss_lore_prior" in losses and "loss_actor" in losses
+        # The critic is asked under the same name.
+        del renamed["worth"], td["state_value"]
+        expected = lore_loss(agent, **settings).eval().advice_terms(td)
+        assert (loss.advice_terms(renamed) == expected).all() and expected["lore_imitated"] > 0
 
     def test_what_the_wrapped_loss_knows_is_passed_on(self):
         loss = lore_loss(tiny_agent())
@@ -543,6 +856,8 @@ class TestBadArguments:
     @pytest.mark.parametrize(
         ("kwargs", "match"),
         [
+            ({"imitation_weight": -1.0}, "imitation_weight.*-1.0"),
+            ({"imitation_threshold": NAN}, "imitation_threshold.*nan"),
             ({"prior_weight": -1.0}, "prior_weight.*-1.0"),
             ({"prior_weight": NAN}, "prior_weight.*nan"),
             ({"bonus_weight": -1.0}, "bonus_weight.*-1.0"),
@@ -564,8 +879,8 @@ class TestBadArguments:
         gate = UncertaintyGate(ACTIONS)
         for kwargs in ({}, {"gate": gate}, {"mixer": LogitMixer()}):
             with pytest.raises(ValueError, match="gate and mixer"):
-                LoReActorLoss(stock, **kwargs)
-        LoReActorLoss(stock, multiplier_lr=0.0)
+                LoReActorLoss(stock, multiplier_lr=1e-3, **kwargs)
+        LoReActorLoss(stock)
 
     def test_the_gate_and_the_ensemble_must_agree(self):
         ensemble = ValueEnsemble(STATE, BELIEF, hidden_dim=8)
@@ -573,8 +888,8 @@ class TestBadArguments:
             gate = UncertaintyGate(ACTIONS, value_source=source)
             parts = {"gate": gate, "mixer": LogitMixer(), "value_ensemble": given}
             with pytest.raises(ValueError, match=f"value_source='{source}'.*value_ensemble with"):
-                LoReActorLoss(stock_loss(tiny_agent()), **parts)
-            LoReActorLoss(stock_loss(tiny_agent()), **parts, multiplier_lr=0.0)
+                LoReActorLoss(stock_loss(tiny_agent()), **parts, multiplier_lr=1e-3)
+            LoReActorLoss(stock_loss(tiny_agent()), **parts)
 
     def test_what_is_no_actor_loss_is_named(self):
         with pytest.raises(TypeError, match="Linear"):
@@ -582,11 +897,11 @@ class TestBadArguments:
 
 
 def test_advice_terms_compile_without_a_graph_break():
-    loss = tiny_learner(
-        lore_config(bonus_weight=0.1, multiplier_init=0.5, delta=0.0, temperature={"rate": 0.1})
-    ).loss.actor_loss
+    settings = {"imitation_weight": 3.0, "bonus_weight": 0.1, "multiplier_init": 0.5, "delta": 0.0}
+    loss = tiny_learner(lore_config(temperature={"rate": 0.1}, **settings)).loss.actor_loss
     state = {name: value.clone() for name, value in loss.state_dict().items()}
     expected = loss.advice_terms(latents())
+    assert expected["loss_lore_imitation"] > 0
     loss.load_state_dict(state)
     compiled = torch.compile(loss.advice_terms, fullgraph=True, backend="eager")
     found = compiled(latents())
@@ -600,9 +915,11 @@ def test_advice_terms_never_wait_for_the_device():
     agent = tiny_agent(device="cuda")
     lore = build_lore_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
     loss = LoReActorLoss(
-        stock_loss(agent), gate=lore.gate, mixer=lore.mixer, bonus_weight=0.1, delta=0.0
+        stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **{**EVERY_TERM, "multiplier_lr": 1e-3}
     ).cuda()
-    td = latents().to("cuda")
+    td = executed()
+    td["action"] = followed(td)
+    td = td.to("cuda")
     loss.advice_terms(td)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -617,9 +934,7 @@ def test_one_aligner_serves_policy_and_loss():
     agent = tiny_agent()
     aligner = TemperatureAligner(rate=0.5)
     mixer = LogitMixer(temperature=aligner)
-    loss = LoReActorLoss(
-        stock_loss(agent), gate=UncertaintyGate(ACTIONS, value_weight=0.0), mixer=mixer
-    )
+    loss = LoReActorLoss(stock_loss(agent), mixer=mixer, prior_weight=0.3)
     loss.advice_terms(latents())
     assert aligner.temperature != 1.0 and mixer.temperature is aligner
 
@@ -635,88 +950,10 @@ def test_gated_terms_are_scaled_by_the_gate():
     log_prior = torch.log_softmax(clean_advice(*advice_of(td))[0], -1)
     kl = (log_prior.exp() * (log_prior - log_p)).sum(-1)
     terms = loss.advice_terms(td)
-    torch.testing.assert_close(terms["loss_lore_prior"], 0.7 * weighted(agent, td, share * kl))
+    torch.testing.assert_close(terms["loss_lore_prior"], 0.7 * weighted(td, share * kl))
     expected = (log_p.exp() * log_prior).sum(-1)
-    torch.testing.assert_close(
-        terms["loss_lore_bonus"], -0.2 * weighted(agent, td, share * expected)
-    )
+    torch.testing.assert_close(terms["loss_lore_bonus"], -0.2 * weighted(td, share * expected))
 
 
 def advice_of(td):
     return td["llm_prior_logits"], td["llm_confidence"], td["llm_mask"]
-
-
-class Trusting(ShareBandit):
-    """A bandit with a set trust."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value = torch.tensor(value)
-
-    def trust(self):
-        return self.value
-
-
-EVERY_TERM = {
-    "prior_weight": 0.5,
-    "bonus_weight": 0.5,
-    "distillation_weight": 0.5,
-    "multiplier_init": 0.5,
-    "delta": 0.0,
-}
-
-
-def test_every_term_ends_with_what_was_taught():
-    agent, td = tiny_agent(), sometimes_advised()
-    whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
-    bandit = Trusting(0.5)
-    loss = lore_loss(agent, bandit=bandit, anneal_after=0.5, anneal_steps=2.0, **EVERY_TERM)
-    for share in (1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0):
-        terms = loss.advice_terms(td)
-        assert terms["lore_taught"] == bandit.annealed == share
-        for name in (name for name in whole.keys() if name.startswith("loss_")):  # noqa: SIM118
-            if name != "loss_lore_constraint":
-                torch.testing.assert_close(terms[name], 0.5 * share * whole[name])
-    assert terms["loss_lore_constraint"] == 0.0
-
-
-def test_so_many_updates_are_taught_and_no_more():
-    agent, td = tiny_agent(), sometimes_advised()
-    loss, again = (lore_loss(agent, anneal_after=2) for _ in range(2))
-    taught = [loss.advice_terms(td)["lore_taught"].item()]
-    again.load_state_dict(loss.state_dict())
-    taught += [again.advice_terms(td)["lore_taught"].item() for _ in range(3)]
-    assert taught == [1.0, 1.0, 0.0, 0.0]
-    before = {name: value for name, value in loss.state_dict().items() if "taught" not in name}
-    loss.load_state_dict(before)
-    assert loss.annealing.taught == 1.0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"anneal_after": -1}, {"anneal_after": 1, "anneal_steps": float("inf")}]
-)
-def test_an_end_of_teaching_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match="anneal_"):
-        lore_loss(tiny_agent(), **wrong)
-
-
-def test_only_updates_with_advice_in_training_count_as_taught():
-    agent, td = tiny_agent(), sometimes_advised()
-    loss = lore_loss(agent, anneal_after=1, anneal_steps=1)
-    loss.eval().advice_terms(td)
-    loss.train().advice_terms(td.clone().set("llm_mask", torch.zeros_like(td["llm_mask"])))
-    assert loss.annealing.taught == 0.0
-    loss.advice_terms(td)
-    assert loss.annealing.taught == 1.0
-
-
-@pytest.mark.parametrize("trust", [0.0, 0.25, 1.0])
-def test_evidence_scales_every_term(trust):
-    agent, td = tiny_agent(), sometimes_advised()
-    whole = lore_loss(agent, **EVERY_TERM).advice_terms(td)
-    scaled = lore_loss(agent, bandit=Trusting(trust), **EVERY_TERM).advice_terms(td)
-    names = [name for name in whole.keys() if name.startswith("loss_")]  # noqa: SIM118
-    assert len(names) == 4 and all(whole[name] != 0 for name in names)
-    for name in names:
-        torch.testing.assert_close(scaled[name], trust * whole[name])
-    torch.testing.assert_close(scaled["lore_kl"], whole["lore_kl"])

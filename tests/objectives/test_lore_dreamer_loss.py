@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from dreamer_sample import (
+    ACTIONS,
     BATCH,
     TIME,
     gradients,
@@ -17,16 +18,18 @@ from dreamer_sample import (
     update,
     weights,
 )
+from tensordict import unravel_key
 from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
-from lore_torchrl.configs.trust import BanditConfig, CalibrationConfig, PriorNetConfig
+from lore_torchrl.configs.parts import PriorNetConfig
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 NAN, INF = float("nan"), float("inf")
 ADVICE = ("llm_prior_logits", "llm_confidence", "llm_mask")
-OFF = {"prior_weight": 0.0, "multiplier_lr": 0.0}
+RETURN = ("next", "lore_return")
+OFF = {"imitation_weight": 0.0, "prior_weight": 0.0, "multiplier_lr": 0.0}
 
 
 def prior_by_hand(loss, context, advice, *, weight=0.3):
@@ -36,6 +39,62 @@ def prior_by_hand(loss, context, advice, *, weight=0.3):
     keep = advice["llm_mask"].squeeze(-1)
     kl = advice["llm_confidence"].squeeze(-1) * kl_divergence(prior, policy)
     return weight * kl[keep].mean()
+
+
+def imitating(*, scale=20.0, **loss):
+    """A loss that imitates, with values and a span of returns of the size of rewards."""
+    found = tiny_learner(lore_config(**{"imitation_weight": 3.0, **loss})).loss
+    with torch.no_grad():
+        bias = found.actor_loss.value_model[0].module.model[-1].bias
+        bias.fill_(-30.0)[6:9] = 0.0
+    found.actor_loss.actor_loss.retnorm.high.fill_(scale)
+    return found
+
+
+def returns_by_hand(value, sample):
+    """Lambda return from each posterior of a sample, NaN where nothing was done."""
+    gamma, lmbda = 1 - 1 / 333.0, 0.95
+    returns = torch.full_like(value, NAN)
+    for b in range(value.shape[0]):
+        after = value[b, -1]
+        for t in reversed(range(value.shape[1] - 1)):
+            # What is done at posterior t, and its reward, stand in record t + 1.
+            record = sample[b, t + 1]
+            if record["is_init"]:
+                after = value[b, t]
+                continue
+            ahead = (1 - lmbda) * value[b, t + 1] + lmbda * after
+            if record["next", "done"]:
+                ahead = 0.0 if record["next", "terminated"] else value[b, t + 1]
+            after = returns[b, t] = record["next", "reward"] + gamma * ahead
+    return returns
+
+
+def paid_by_hand(loss, result, sample):
+    """How much each executed step is imitated, and its log-probability, each ``[B, T]``."""
+    context, stock = result["replay_context"], loss.actor_loss.actor_loss
+    value = loss.actor_loss.value_model(context.clone())["state_value"].detach()
+    assert value.abs().max() < 17
+    span = (stock.return_high - stock.return_low).clamp_min(1.0)
+    returns = returns_by_hand(value, sample)
+    gain, real = (returns - value) / span, sample.get(RETURN, returns)
+    counts = ((real - value) / span > 0.05) & (gain > 0)
+    paid = torch.where(counts, gain.clamp(0, 1), 0.0).squeeze(-1)
+    log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
+    taken = sample["action"].roll(-1, 1)
+    return paid, (log_p * taken).sum(-1)
+
+
+def imitation_by_hand(loss, result, sample):
+    paid, log_prob = paid_by_hand(loss, result, sample)
+    return -3.0 * (paid * log_prob).sum() / paid.sum().clamp_min(1.0)
+
+
+def rewarded(**kwargs):
+    """A sample whose rewards differ enough for some steps to pay."""
+    sample = tiny_sample(time=8, **kwargs)
+    sample["next", "reward"] *= 10.0
+    return sample
 
 
 def forward(loss, sample, seed=3):
@@ -142,6 +201,168 @@ class TestAlignment:
         assert result["lore_advised"].item() == pytest.approx(1 / (BATCH * TIME))
 
 
+class TestImitation:
+    def test_by_hand(self):
+        loss, sample = imitating().eval(), rewarded()
+        result = forward(loss, sample)
+        paid, log_prob = paid_by_hand(loss, result, sample)
+        assert 3 < (paid > 0).sum() < 16 and ((paid > 0) & (paid < 1)).sum() > 2
+        expected = -3.0 * (paid * log_prob).sum() / paid.sum()
+        assert paid.sum() > 1
+        torch.testing.assert_close(result["loss_lore_imitation"], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result["lore_imitated"], (paid > 0).float().mean())
+
+    @pytest.mark.parametrize("shift", [-1, 1])
+    @pytest.mark.parametrize("what", ["action", "reward"])
+    def test_the_step_of_posterior_t_is_that_of_record_t_plus_one(self, what, shift):
+        loss, sample = imitating().eval(), rewarded()
+        sample["is_init"].zero_()
+        sample["next", "done"].zero_()
+        sample["next", "terminated"].zero_()
+        result = forward(loss, sample)
+        key = "action" if what == "action" else ("next", "reward")
+        moved = sample.clone()
+        moved[key] = sample[key].roll(shift, 1)
+        expected, off_by_one = (imitation_by_hand(loss, result, each) for each in (sample, moved))
+        assert abs(expected - off_by_one) > 0.05
+        found = result["loss_lore_imitation"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("t", range(TIME - 1))
+    def test_one_step_that_paid(self, t):
+        """A reward in record t + 1 after an action there: posterior t learns that action."""
+        loss, sample = imitating(scale=1.0).eval(), tiny_sample(mask=False)
+        for key in ("done", "terminated"):
+            sample["next", key].fill_(True)
+        sample["is_init"].zero_()
+        sample["next", "reward"].fill_(-1e3)
+        sample["next", "reward"][2, t + 1] = 1e3
+        result = forward(loss, sample)
+        log_p = loss.actor_loss.actor_model.get_dist(result["replay_context"][2, t]).logits
+        taken = sample["action"][2, t + 1].argmax()
+        expected = -3.0 * log_p.log_softmax(-1)[taken]
+        torch.testing.assert_close(result["loss_lore_imitation"], expected)
+        assert result["lore_imitated"].item() == pytest.approx(1 / (BATCH * TIME))
+
+    def test_nothing_is_imitated_at_the_last_posterior_and_before_a_reset(self):
+        """There a critic of minus 17 would make any return pay."""
+        loss, sample = imitating(scale=1.0).eval(), tiny_sample(mask=False)
+        with torch.no_grad():
+            bias = loss.actor_loss.value_model[0].module.model[-1].bias
+            bias.fill_(-1e3)[6] = 0.0
+        sample["next", "reward"].fill_(1e3)
+        sample[RETURN] = torch.full_like(sample["next", "reward"], 1e3)
+        result = forward(loss, sample)
+        acted = torch.ones(BATCH, TIME, dtype=torch.bool)
+        acted[:, -1] = acted[0, 2] = acted[1, 0] = False
+        torch.testing.assert_close(result["lore_imitated"], acted.float().mean())
+        paid, log_prob = paid_by_hand(loss, result, sample)
+        assert torch.equal(paid, acted.float())
+        expected = -3.0 * log_prob[acted].mean()
+        torch.testing.assert_close(result["loss_lore_imitation"], expected)
+
+    def test_the_real_return_filters_and_the_lambda_return_weighs(self):
+        loss, sample = imitating().eval(), rewarded()
+        sample["next", "reward"][:, 5] = 60.0
+        hoped, _ = paid_by_hand(loss, forward(loss, sample), sample)
+        # The first sequence's end is not known, the second ended well, the third failed.
+        ended = torch.tensor([NAN, 300.0, -300.0]).reshape(BATCH, 1, 1)
+        sample[RETURN] = ended.expand_as(sample["next", "reward"]).clone()
+        result = forward(loss, sample)
+        paid, log_prob = paid_by_hand(loss, result, sample)
+        assert (hoped > 0).any(-1).all(), "each has steps with a lambda return above the value"
+        assert not paid[0].any() and paid[1].sum() > 1 and not paid[2].any()
+        assert (paid[1] >= hoped[1]).all(), "a small gain counts too"
+        expected = -3.0 * (paid * log_prob)[1].sum() / paid[1].sum()
+        found = result["loss_lore_imitation"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_the_real_return_of_posterior_t_is_that_of_record_t(self):
+        loss, sample = imitating().eval(), rewarded()
+        for key in ("done", "terminated"):
+            sample["next", key].zero_()
+        sample["is_init"].zero_()
+        sample[RETURN] = torch.where(torch.arange(8) % 3 == 0, 300.0, NAN).expand(BATCH, 8)
+        sample[RETURN] = sample[RETURN].unsqueeze(-1).clone()
+        result = forward(loss, sample)
+        paid, _ = paid_by_hand(loss, result, sample)
+        assert paid[:, ::3].any() and not paid[:, 1::3].any() and not paid[:, 2::3].any()
+        expected = imitation_by_hand(loss, result, sample)
+        found = result["loss_lore_imitation"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_the_discount_is_that_of_the_continuation(self):
+        parts = imitating()
+        kwargs = {"continuation_horizon": 4.0, "lmbda": 0.95}
+        losses = (parts.model_loss, parts.actor_loss, parts.value_loss)
+        assert LoReDreamerV3Loss(*losses, **kwargs, gamma=0.8).discount == pytest.approx(0.6)
+        assert LoReDreamerV3Loss(*losses, **kwargs).discount == pytest.approx(0.75)
+
+    def test_advice_counts_where_its_first_choice_was_taken_and_paid(self):
+        loss, sample = imitating().eval(), rewarded()
+        first = sample["next", "llm_prior_logits"].argmax(-1)
+        took = torch.rand(first.shape) < 0.5
+        # The step at posterior t stands in record t + 1.
+        action = torch.where(took, first, (first + 1) % ACTIONS)
+        sample["action"] = torch.nn.functional.one_hot(action, ACTIONS).float().roll(1, 1)
+        result = forward(loss, sample)
+        paid, _ = paid_by_hand(loss, result, sample)
+        assert (took & (paid > 0)).any() and (~took & (paid > 0)).any()
+        context, given = result["replay_context"], sample["next"]
+        policy = Categorical(logits=loss.actor_loss.actor_model.get_dist(context).logits)
+        kl = kl_divergence(Categorical(logits=given["llm_prior_logits"]), policy)
+        goes_on = ~given["done"].squeeze(-1)
+        share = paid * took * goes_on
+        values = share * given["llm_confidence"].squeeze(-1) * kl
+        expected = 0.3 * values.sum() / share.sum().clamp_min(1.0)
+        torch.testing.assert_close(result["loss_lore_prior"], expected, rtol=1e-4, atol=1e-6)
+
+    def test_only_the_actor_learns_it(self):
+        lore = lore_config(imitation_weight=3.0, delta=0.0, multiplier_init=0.5)
+        stock = tiny_learner()
+        expected, expected_grads, expected_state = update(stock, rewarded(mask=None))
+        found, grads, state = update(tiny_learner(lore), rewarded())
+        for key, value in expected.items():
+            assert torch.equal(found[key], value), key
+        assert found["loss_lore_imitation"] > 0
+        changed = {n for n, grad in expected_grads.items() if not torch.equal(grads[n], grad)}
+        assert changed and all("actor_model" in name for name in changed)
+        assert torch.equal(state, expected_state)
+
+    @pytest.mark.parametrize("why", ["nothing was done", "failed", "unknown"])
+    def test_where_nothing_paid_the_update_is_stock_to_the_bit(self, why):
+        stock, lore = tiny_learner(), tiny_learner(lore_config(imitation_weight=3.0))
+        stock_sample, sample = rewarded(mask=None), rewarded()
+        if why == "nothing was done":
+            for each in (stock_sample, sample):
+                each["is_init"].fill_(True)
+        else:
+            real = -1e10 if why == "failed" else NAN
+            sample[RETURN] = torch.full_like(sample["next", "reward"], real)
+        expected, expected_grads, expected_state = update(stock, stock_sample)
+        found, grads, state = update(lore, sample)
+        for key, value in expected.items():
+            assert torch.equal(found[key], value), key
+        assert found["lore_imitated"] == 0 and found["lore_advised"] > 0
+        assert all(v == 0 for k, v in found.items() if k.startswith("loss_lore"))
+        assert all(torch.equal(grads[name], grad) for name, grad in expected_grads.items())
+        assert torch.equal(state, expected_state)
+        after = weights(lore.loss)
+        for name, value in weights(stock.loss).items():
+            assert torch.equal(after[name], value), name
+
+    def test_without_weight_actions_and_returns_change_nothing(self):
+        """The paper's form: neither is read."""
+        found = []
+        for factor in (1.0, 100.0):
+            loss, sample = imitating(imitation_weight=0.0), rewarded()
+            sample[RETURN] = torch.full_like(sample["next", "reward"], factor)
+            found.append(forward(loss, sample))
+        first, second = ({k: v for k, v in each.items() if "lore" in k} for each in found)
+        assert first["loss_lore_prior"] > 0 and "loss_lore_imitation" not in first
+        assert all(torch.equal(second[name], value) for name, value in first.items())
+
+
 class TestUnusableRows:
     @pytest.mark.parametrize(
         "bad",
@@ -212,19 +433,29 @@ class TestKeys:
         stock, lore = tiny_learner().loss, tiny_learner(lore_config()).loss
         extra = [("next", key) for key in ADVICE]
         assert lore.in_keys == [*stock.in_keys, *extra]
+        for settings in (
+            {"imitation_weight": 3.0},
+            {"gate": {"value_source": "ensemble"}},
+        ):
+            lore = tiny_learner(lore_config(**settings)).loss
+            assert lore.in_keys == [*stock.in_keys, *extra, RETURN]
 
     def test_renamed_and_nested(self):
-        learner = tiny_learner(lore_config(bonus_weight=0.1))
-        expected = update(tiny_learner(lore_config(bonus_weight=0.1)), tiny_sample())[0]
-        learner.loss.set_keys(prior_logits=("llm", "prior"), confidence="sure", mask=("llm", "m"))
-        assert learner.loss.in_keys[-3:] == [
-            ("next", "llm", "prior"),
-            ("next", "sure"),
-            ("next", "llm", "m"),
-        ]
-        sample = tiny_sample()
-        for old, new in zip(ADVICE, (("llm", "prior"), "sure", ("llm", "m")), strict=True):
-            sample["next"].rename_key_(old, new)
+        learner, other = (
+            tiny_learner(lore_config(bonus_weight=0.1, imitation_weight=1.0)) for _ in range(2)
+        )
+        sample = rewarded()
+        sample[RETURN] = torch.full_like(sample["next", "reward"], 1e9)
+        expected = update(other, sample.clone())[0]
+        assert expected["loss_lore_imitation"] > 0
+        new = {"prior_logits": ("llm", "prior"), "confidence": "sure", "mask": ("llm", "m")}
+        new["lore_return"] = ("llm", "return")
+        learner.loss.set_keys(**new)
+        learner.loss.actor_loss.set_keys(executed="done_there", lore_return="paid_there")
+        learner.loss.actor_loss.set_keys(lambda_return="hoped_there")
+        assert learner.loss.in_keys[-4:] == [unravel_key(("next", key)) for key in new.values()]
+        for old, key in zip((*ADVICE, "lore_return"), new.values(), strict=True):
+            sample["next"].rename_key_(old, key)
         found = update(learner, sample)[0]
         assert (found == expected).all()
 
@@ -310,16 +541,13 @@ class TestCompile:
 
     everything = replace(
         lore_config(
-            gate={"disagreement_weight": 0.3, "value_source": "ensemble", "adapt_rate": 0.1},
+            gate={"disagreement_weight": 0.3, "value_source": "ensemble"},
+            imitation_weight=3.0,
             bonus_weight=0.1,
             distillation_weight=0.1,
             multiplier_init=0.5,
-            anneal_after=1.0,
-            anneal_steps=2.0,
         ),
         prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
-        calibration=CalibrationConfig(),
-        bandit=BanditConfig(),
     )
 
     @pytest.mark.parametrize("which", ["config", "everything"])
@@ -327,6 +555,7 @@ class TestCompile:
         """The stock part is replaced by its result, so that any break is LoRe's own."""
         loss = tiny_learner(getattr(self, which)).loss
         sample = tiny_sample()
+        sample[RETURN] = torch.full_like(sample["next", "reward"], 1e9)
         state = {name: value.clone() for name, value in loss.state_dict().items()}
         expected = forward(loss, sample)
         loss.load_state_dict(state)
@@ -343,9 +572,7 @@ class TestCompile:
             if "lore" in key or "prior_net" in key or "ensemble" in key:
                 torch.testing.assert_close(found[key], expected[key])
         if which == "everything":
-            # Trust is zero without evidence, and what was judged has moved in place.
-            assert found["loss_lore_prior"] == 0 and found["loss_prior_net"] > 0
-            assert loss.actor_loss.calibrator.counts.sum() > 0
+            assert found["loss_lore_imitation"] > 0 and found["loss_prior_net"] > 0
 
     @pytest.mark.slow
     @pytest.mark.parametrize("which", ["config", "imagination"])
@@ -368,8 +595,7 @@ class TestCompile:
         stock = graph_breaks(tiny_learner(config=small), tiny_sample(mask=None))
         config = self.config
         if which == "imagination":
-            weights = {"beta_imagine_max": 0.5, "imagine_bonus_weight": 0.1}
-            loss = replace(self.everything.loss, **weights)
+            loss = replace(self.everything.loss, beta_imagine_max=0.5)
             config = replace(self.everything, loss=loss)
         lore = graph_breaks(tiny_learner(config, config=small), tiny_sample())
         assert lore == stock

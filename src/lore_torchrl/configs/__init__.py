@@ -25,14 +25,13 @@ from lore_torchrl.configs.chat import ChatAdvisorConfig
 from lore_torchrl.configs.check import check
 from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.configs.inspect import InspectConfig
-from lore_torchrl.configs.study import StudyConfig
-from lore_torchrl.configs.trust import (
+from lore_torchrl.configs.parts import (
     BanditConfig,
-    CalibrationConfig,
     DisagreementConfig,
     PriorNetConfig,
     ValueEnsembleConfig,
 )
+from lore_torchrl.configs.study import StudyConfig
 
 
 @dataclass
@@ -68,8 +67,6 @@ class GateConfig:
     value_weight: float = 0.3
     disagreement_weight: float = 0.0
     value_source: str = "two_hot"
-    adapt_rate: float = 0.0
-    adapt_temperature: float = 0.25
     hysteresis: list[float] | None = None
     warmup_steps: int = 0
     dropout: float = 0.0
@@ -115,10 +112,12 @@ class MixerConfig:
 class LossConfig:
     """Keywords of :class:`~lore_torchrl.objectives.LoReActorLoss`."""
 
-    prior_weight: float = 0.3
+    imitation_weight: float = 1.0
+    imitation_threshold: float = 0.05
+    prior_weight: float = 0.0
     prior_kl: str = "prior_to_policy"
     bonus_weight: float = 0.0
-    multiplier_lr: float = 1e-3
+    multiplier_lr: float = 0.0
     multiplier_max: float = 0.1
     multiplier_init: float = 0.0
     delta: float = 0.1
@@ -126,9 +125,6 @@ class LossConfig:
     delta_steps: int = 0
     distillation_weight: float = 0.0
     beta_imagine_max: float = 0.0
-    imagine_bonus_weight: float = 0.0
-    anneal_after: float | None = None
-    anneal_steps: float = 0.0
     gated: bool = True
 
 
@@ -163,7 +159,6 @@ class LoReConfig:
     disagreement: DisagreementConfig = field(default_factory=DisagreementConfig)
     value_ensemble: ValueEnsembleConfig = field(default_factory=ValueEnsembleConfig)
     prior_net: PriorNetConfig = field(default_factory=PriorNetConfig)
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     bandit: BanditConfig = field(default_factory=BanditConfig)
     epsilon: EpsilonConfig = field(default_factory=EpsilonConfig)
 

@@ -14,7 +14,7 @@ class InspectConfig:
     checkpoint: str = "???"
     episodes: int = 3
     calls: int = 0
-    share: float | None = None
+    coefficient: float | None = None
     seed: int | None = None
     deterministic: bool = False
     max_steps: int | None = None

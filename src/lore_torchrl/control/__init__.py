@@ -1,20 +1,8 @@
-"""What decides how far advice is trusted: measured outcomes, not claims."""
+"""What decides whether advice acts, and whether a run is healthy."""
 
 from __future__ import annotations
 
-from lore_torchrl.control.bandit import ShareBandit
-from lore_torchrl.control.calibration import ConfidenceCalibrator, superiority
+from lore_torchrl.control.bandit import AdviceBandit
 from lore_torchrl.control.health import Finding, HealthMonitor
-from lore_torchrl.control.outcomes import AdviceOutcomes, Outcomes
-from lore_torchrl.control.share import EpisodeShare
 
-__all__ = [
-    "AdviceOutcomes",
-    "ConfidenceCalibrator",
-    "EpisodeShare",
-    "Finding",
-    "HealthMonitor",
-    "Outcomes",
-    "ShareBandit",
-    "superiority",
-]
+__all__ = ["AdviceBandit", "Finding", "HealthMonitor"]

@@ -13,8 +13,6 @@ _LEAST_CALLS = 5
 _MASTERY = 0.5
 # Spread of beta below which it does not vary.
 _STILL = 0.01
-# The least share taught of which a policy must show something.
-_MOSTLY = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class HealthMonitor:
     | check | trips when | after |
     | --- | --- | --- |
     | ``entropy_collapse`` | ``lore/entropy_wm`` < ``entropy_share`` :math:`\cdot \ln A`, and ``train/success`` below one half | ``patience`` rows |
-    | ``kl_over_delta`` | ``learner/lore_kl`` > ``kl_factor`` :math:`\cdot \delta`, with :math:`\lambda` at its maximum, where the adviser is taught by half or more (``bandit/trust`` times ``learner/lore_taught``) | ``patience`` rows |
+    | ``kl_over_delta`` | ``learner/lore_kl`` > ``kl_factor`` :math:`\cdot \delta`, with :math:`\lambda` at its maximum | ``patience`` rows |
     | ``beta_saturated`` | ``lore/beta_mean`` > ``beta_share`` :math:`\cdot \beta_{max}`, hardly varying, once the learner learns | ``patience`` rows |
     | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
     | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
@@ -173,7 +171,7 @@ class HealthMonitor:
         return (
             f"The policy's entropy is {entropy:.3f} nats, below {least:.3f}, while {success:.0%} "
             "of the episodes succeed: it has settled too early. Raise dreamer.entropy_bonus"
-            f"{', or lower lore.loss.prior_weight' if self.beta_max else ''}." * bad,
+            f"{', or lower lore.loss.imitation_weight' if self.beta_max else ''}." * bad,
             self.patience,
         )
 
@@ -182,10 +180,7 @@ class HealthMonitor:
         if any(name not in row for name in names):
             return None
         kl, delta, multiplier = (row[name] for name in names)
-        far = kl > self.kl_factor * delta and multiplier >= 0.99 * self.multiplier_max
-        # Where hardly anything is taught the policy is not to come closer.
-        taught = row.get("bandit/trust", 1.0) * row.get("learner/lore_taught", 1.0)
-        bad = far and taught >= _MOSTLY
+        bad = kl > self.kl_factor * delta and multiplier >= 0.99 * self.multiplier_max
         return (
             f"Mixture and policy lie {kl:.2f} nats apart, delta is {delta:.2f}, and the "
             "multiplier cannot rise further. Raise lore.loss.multiplier_max, or allow more with "

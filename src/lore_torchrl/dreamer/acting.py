@@ -15,7 +15,7 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
-from lore_torchrl.control import EpisodeShare, ShareBandit
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
@@ -37,8 +37,7 @@ class Acting:
         observed_keys: Entries that replay keeps with each observation.
         service: Asks the adviser.
         lore_actor: Gate and mixer around the stock actor.
-        bandit: Draws shares of beta.
-        share: Holds them for a stretch.
+        bandit: Chooses the segments in which advice acts.
         epsilon: Random steps, where configured.
         late: Brings late answers to replay, in async mode.
     """
@@ -48,8 +47,7 @@ class Acting:
     observed_keys: tuple[NestedKey, ...]
     service: AdviceService | None = None
     lore_actor: LoReActor | None = None
-    bandit: ShareBandit | None = None
-    share: EpisodeShare | None = None
+    bandit: AdviceBandit | None = None
     epsilon: ValidEGreedyModule | None = None
     late: LateAdvice | None = None
 
@@ -163,12 +161,11 @@ def build_acting(
     if lore_actor.gate.hysteresis is not None:
         env.append_transform(lore_actor.gate.make_tensordict_primer())
     picks: TensorDictModuleBase = lore_actor
-    bandit, share = build_bandit(c.lore, seed=c.seed, device=device), None
+    bandit = build_bandit(c.lore, seed=c.seed, device=device)
     if bandit is not None:
-        share = EpisodeShare(bandit, segment_steps=c.lore.bandit.segment_steps)
-        env.append_transform(share.make_tensordict_primer())
+        env.append_transform(bandit.make_tensordict_primer())
         env.append_transform(StepCounter())
-        picks = TensorDictSequential(share, lore_actor)
+        picks = TensorDictSequential(bandit, lore_actor)
     advisor = advisor or build_advisor(c.advisor, planner=planner_of(family), seed=c.seed)
     announce(advisor)
     if c.record is not None:
@@ -187,7 +184,7 @@ def build_acting(
     if service.mode == "async":
         observed_keys, late = (*observed_keys, keys.ADVICE_ID), LateAdvice()
     policy = agent.policy(picks, *after)
-    return Acting(env, policy, observed_keys, service, lore_actor, bandit, share, epsilon, late)
+    return Acting(env, policy, observed_keys, service, lore_actor, bandit, epsilon, late)
 
 
 def sends_image(config: TrainConfig) -> bool:

@@ -19,7 +19,7 @@ from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
-from lore_torchrl.replay import LateAdvice
+from lore_torchrl.replay import EpisodeReturns, LateAdvice
 
 
 class DreamerReplayHook(TrainerHookBase):
@@ -44,6 +44,7 @@ class DreamerReplayHook(TrainerHookBase):
             ``llm_advice_id``. Default: ``None``.
         take_late: Returns the late answers, such as
             :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
+        returns: Writes the returns of the episodes that have ended. Default: ``None``.
 
     Attributes:
         listeners: Called with the late answers too, such as
@@ -66,11 +67,13 @@ class DreamerReplayHook(TrainerHookBase):
         device: torch.device | str = "cpu",
         late: LateAdvice | None = None,
         take_late: Callable[[], Iterable[tuple[int, Advice | None]]] | None = None,
+        returns: EpisodeReturns | None = None,
     ):
         if (late is None) != (take_late is None):
             raise ValueError("late and take_late belong together: give both or neither.")
         self.replay = replay
         self.late = late
+        self.returns = returns
         self.take_late = take_late
         self.listeners: list[Callable[[Sequence[tuple[int, Advice | None]]], None]] = []
         self.batch_size = batch_size
@@ -86,7 +89,11 @@ class DreamerReplayHook(TrainerHookBase):
     def extend(self, batch: TensorDictBase) -> None:
         """Store a collector batch, and the advice that has come for earlier ones."""
         records = stream_records(batch, self.observed_keys)
+        if self.returns is not None:
+            records = self.returns.prepare(records)
         where = self.replay.extend(records)
+        if self.returns is not None:
+            self.returns.write(self.replay, records, where)
         if self.late is not None:
             self.late.note(records, where)
             self.write_late()

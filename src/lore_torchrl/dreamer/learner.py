@@ -19,7 +19,7 @@ from torchrl.objectives.utils import ValueEstimators
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from lore_torchrl.configs import DreamerConfig, LoReConfig
-from lore_torchrl.control import AdviceOutcomes, ConfidenceCalibrator, ShareBandit
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
 from lore_torchrl.dreamer.continuous import check_continuous
 from lore_torchrl.modules import (
@@ -115,7 +115,7 @@ def _build_lore_actor(
     sizes = (agent.state_dim, agent.belief_dim)
     if config.gate.value_source == "ensemble":
         critic = ValueEnsemble(*sizes, **vars(config.value_ensemble))
-    disagreement = prior_net = calibrator = None
+    disagreement = prior_net = None
     if config.gate.disagreement_weight:
         ensemble, bounds = LatentDisagreement, {}
         if agent.action_bounds is not None:
@@ -123,20 +123,9 @@ def _build_lore_actor(
         settings = vars(config.disagreement) | bounds
         disagreement = ensemble(*sizes, agent.num_actions, **settings)
     if config.prior_net.enabled:
-        c = config.prior_net
-        prior_net = PriorNet(
-            sum(sizes),
-            num_choices,
-            depth=c.depth,
-            num_cells=c.num_cells,
-            threshold=c.threshold,
-            calibrator=ConfidenceCalibrator(
-                num_bins=c.num_bins, decay=c.decay, prior_strength=c.prior_strength
-            ),
-        )
-    if config.calibration.enabled:
-        calibrator = ConfidenceCalibrator(num_groups=2, **_settings(config.calibration, "enabled"))
-    parts = {"disagreement": disagreement, "prior_net": prior_net, "calibrator": calibrator}
+        settings = _settings(config.prior_net, "enabled")
+        prior_net = PriorNet(sum(sizes), num_choices, **settings)
+    parts = {"disagreement": disagreement, "prior_net": prior_net}
     actor = kind(agent.actor, gate, mixer, value_model=critic, **parts)
     for part in (gate, mixer, critic, *parts.values()):
         if part is not None:
@@ -146,17 +135,11 @@ def _build_lore_actor(
 
 def build_bandit(
     config: LoReConfig, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> ShareBandit | None:
-    """Build the bandit over shares of beta, if the configuration has one."""
+) -> AdviceBandit | None:
+    """Build the bandit that chooses where advice acts, if the configuration has one."""
     if not config.bandit.enabled:
         return None
-    settings = _settings(config.bandit, "enabled", "segment_steps", "retrial_growth")
-    if settings["initial"] is not None:
-        settings["initial"] = tuple(settings["initial"])
-    settings["arms"] = tuple(settings["arms"])
-    # A short stretch has cost little.
-    settings["whole_length"] = config.bandit.segment_steps
-    return ShareBandit(**settings, seed=seed).to(device)
+    return AdviceBandit(**_settings(config.bandit, "enabled"), seed=seed).to(device)
 
 
 def build_learner(
@@ -165,7 +148,6 @@ def build_learner(
     *,
     lore: LoReConfig | None = None,
     lore_actor: LoReActor | None = None,
-    bandit: ShareBandit | None = None,
     device: torch.device | str = "cpu",
 ) -> Learner:
     """Build the learner; without ``lore`` it is stock DreamerV3.
@@ -178,7 +160,6 @@ def build_learner(
         lore: LoRe's settings, or ``None`` for the stock losses. Default: ``None``.
         lore_actor: The acting mixture whose gate and mixer the losses share. Needed with
             ``lore``.
-        bandit: The bandit whose trust scales what is learnt from advice. Default: ``None``.
         device: Where the loss buffers live. Default: ``"cpu"``.
     """
     c = config
@@ -231,19 +212,19 @@ def build_learner(
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:
-        parts = _advice_losses(config, agent, lore_actor)
+        parts = _advice_losses(lore_actor)
         lore_loss = LoReActorLoss(
             actor_loss,
             gate=lore_actor.gate,
             mixer=lore_actor.mixer,
             prior_net=lore_actor.prior_net,
-            calibrator=lore_actor.calibrator,
             disagreement=lore_actor.disagreement,
             value_ensemble=_ensemble(lore_actor),
-            bandit=bandit,
             **vars(lore.loss),
         )
-        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, **weights, **parts)
+        loss = LoReDreamerV3Loss(
+            model_loss, lore_loss, value_loss, gamma=c.gamma, **weights, **parts
+        )
         for part in (lore_actor.prior_net, lore_actor.disagreement, _ensemble(lore_actor)):
             parameters += [] if part is None else part.parameters()
     loss = loss.to(device)
@@ -271,23 +252,12 @@ def _ensemble(lore_actor: LoReActor) -> ValueEnsemble | None:
     return critic if isinstance(critic, ValueEnsemble) else None
 
 
-def _advice_losses(
-    config: DreamerConfig, agent: DreamerAgent, lore_actor: LoReActor
-) -> dict[str, torch.nn.Module | None]:
+def _advice_losses(lore_actor: LoReActor) -> dict[str, torch.nn.Module | None]:
     """Build what learns beside the actor, for the parts that the acting policy has."""
     prior_net, disagreement = lore_actor.prior_net, lore_actor.disagreement
     ensemble = _ensemble(lore_actor)
-    outcomes = None
-    if lore_actor.calibrator is not None or ensemble is not None or lore_actor.gate.adapt_rate:
-        outcomes = AdviceOutcomes(
-            lore_actor.calibrator,
-            agent.value,
-            gamma=config.gamma * (1.0 - 1.0 / config.continuation_horizon),
-            lmbda=config.lmbda,
-        )
     return {
         "prior_net_loss": None if prior_net is None else PriorNetLoss(prior_net),
         "disagreement_loss": None if disagreement is None else LatentDisagreementLoss(disagreement),
         "value_ensemble_loss": None if ensemble is None else ValueEnsembleLoss(ensemble),
-        "outcomes": outcomes,
     }

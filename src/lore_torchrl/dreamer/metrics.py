@@ -8,10 +8,6 @@ from tensordict import TensorDictBase
 from lore_torchrl import keys
 from lore_torchrl.functional import log_floor
 from lore_torchrl.functional_gaussian import gaussian_entropy
-from lore_torchrl.modules import UncertaintyGate
-
-# In the order of the gate's buffer.
-_GATE_WEIGHTS = ("gate/weight_entropy", "gate/weight_value", "gate/weight_disagreement")
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
@@ -41,17 +37,6 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
     return {name: value.item() for name, value in values.items()}
 
 
-def gate_metrics(gate: UncertaintyGate) -> dict[str, float]:
-    """Return the weights of a gate that adapts them, and nothing of one that holds them.
-
-    Args:
-        gate: Gate of the acting policy.
-    """
-    if not gate.adapt_rate:
-        return {}
-    return dict(zip(_GATE_WEIGHTS, gate.weights.tolist(), strict=True))
-
-
 def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
     beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
     values = {
@@ -68,7 +53,7 @@ def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
     origin = batch.get(keys.ORIGIN, None)
     if origin is not None:
         values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
-    share = batch.get(keys.SHARE, None)
-    if share is not None:
-        values["bandit/share"] = share.mean()
+    coefficient = batch.get(keys.COEFFICIENT, None)
+    if coefficient is not None:
+        values["bandit/coefficient"] = coefficient.mean()
     return values

@@ -50,11 +50,12 @@ from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
 from lore_torchrl.dreamer.hooks import DreamerReplayHook, EvaluationHook, MetricsHook
 from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, rewrite
-from lore_torchrl.dreamer.metrics import gate_metrics, policy_metrics
+from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
 from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
+from lore_torchrl.replay import EpisodeReturns
 from lore_torchrl.service import AdviceService
 
 
@@ -109,9 +110,8 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
     if not lore.enabled:
         return fixed
     for part, names in (
-        ("bandit", ("enabled", "arms")),
-        ("prior_net", ("enabled", "depth", "num_cells", "num_bins")),
-        ("calibration", ("enabled", "num_bins")),
+        ("bandit", ("enabled",)),
+        ("prior_net", ("enabled", "depth", "num_cells")),
     ):
         settings = getattr(lore, part)
         shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
@@ -121,8 +121,8 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
     fixed["lore.calls.td_spike"] = lore.calls.td_spike is not None
     fixed["lore.gate.value_source"] = gate.value_source
     fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
-    fixed["lore.loss.anneal_after"] = lore.loss.anneal_after is not None
-    for name in ("value_weight", "disagreement_weight", "adapt_rate", "hysteresis"):
+    fixed["lore.loss.imitation_weight"] = lore.loss.imitation_weight > 0
+    for name in ("value_weight", "disagreement_weight", "hysteresis"):
         fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
     if gate.disagreement_weight:
         fixed["lore.disagreement"] = lore.disagreement
@@ -172,7 +172,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         agent,
         lore=c.lore if c.lore.enabled else None,
         lore_actor=lore_actor,
-        bandit=acting.bandit,
         device=device,
     )
     replay = build_replay(
@@ -205,6 +204,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         device=device,
         late=late,
         take_late=None if late is None else service.take_late,
+        returns=_episode_returns(c, agent, learner, device),
     )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
@@ -247,20 +247,15 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     gauges = []
     if c.lore.enabled:
         control = AdviceControlHook(
-            acting.share,
-            lore_actor.prior_net,
-            answers=lambda: service.counters.in_time + service.counters.late,
+            acting.bandit,
             exhausted=lambda: service.budget.remaining == 0,
-            retrial_growth=c.lore.bandit.retrial_growth,
             device=device,
         )
         control.register(trainer)
-        replay_hook.listeners.append(control.late)
         gauges = [
             control.gauges,
             partial(advice_gauge, service, late),
             partial(_loss_gauge, learner.loss.actor_loss),
-            partial(gate_metrics, lore_actor.gate),
         ]
     health = build_health(c, steps, agent)
     if health is not None:
@@ -311,6 +306,21 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     return run
 
 
+def _episode_returns(
+    config: TrainConfig, agent: DreamerAgent, learner: Learner, device: torch.device
+) -> EpisodeReturns | None:
+    """Build what writes returns into replay, if the loss reads them."""
+    if not config.lore.enabled or not config.lore.loss.imitation_weight:
+        return None
+
+    @torch.no_grad()
+    def value(records: TensorDictBase) -> torch.Tensor:
+        states = records.select(*agent.value.in_keys).to(device)
+        return agent.value(states).get("state_value")
+
+    return EpisodeReturns(value, gamma=learner.loss.discount)
+
+
 def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
     return {
         "lore/lambda": loss.multiplier.item(),
@@ -348,6 +358,8 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
     """Return a sample of the right shape to compile the learner on, at no adviser's cost."""
     zeros = env.fake_tensordict().apply(torch.zeros_like).unsqueeze(-1)
     records = stream_records(zeros, hook.observed_keys)
+    if hook.returns is not None:
+        records = hook.returns.prepare(records)
     sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
     return sample.to(hook.device)
 

@@ -32,7 +32,7 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
         c.checkpoint,
         episodes=c.episodes,
         calls=c.calls,
-        share=c.share,
+        coefficient=c.coefficient,
         seed=c.seed,
         deterministic=c.deterministic,
         max_steps=c.max_steps,

@@ -47,7 +47,7 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     room.imshow(moment.frame)
     room.set_axis_off()
     room.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
-    left = moment.share * moment.trust
+    left = moment.coefficient
     exact = ", ".join(f"{value:.2f}" for value in moment.exact)
     numbers = [
         f"advice: {moment.source}" + (f" ({moment.confidence:.2f})" if moment.prior else ""),
@@ -166,8 +166,8 @@ def save_timeline(path: str | Path, episode: Episode) -> Path:
     weight, doubt, rest = figure.subplots(3, 1, sharex=True)
     steps = np.arange(1, len(moments) + 1)
     weight.plot(steps, [m.beta for m in moments], label="β")
-    allowed = [m.beta * m.share * m.trust for m in moments]
-    weight.plot(steps, allowed, label="β × share × trust", linestyle="--")
+    allowed = [m.beta * m.coefficient for m in moments]
+    weight.plot(steps, allowed, label="β × coefficient", linestyle="--")
     for source, color in _SOURCE_COLORS.items():
         at = [step for step, m in zip(steps, moments, strict=True) if m.source == source]
         if at:

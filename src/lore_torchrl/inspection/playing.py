@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
@@ -43,8 +44,7 @@ class Moment:
         source: One of :data:`SOURCES`.
         confidence: The advice's confidence, 0 to 1.
         beta: The gate's :math:`\beta(s)`.
-        share: Share of it that the bandit allowed.
-        trust: Share of that which the calibrator left to advice of this confidence.
+        coefficient: Mixing coefficient of the segment, 0 or 1.
         kl: KL(mix, policy), nats.
         uncertainty: What each of the gate's parts adds to it, by name.
         value: The critic's value.
@@ -61,8 +61,7 @@ class Moment:
     source: str
     confidence: float
     beta: float
-    share: float
-    trust: float
+    coefficient: float
     kl: float
     uncertainty: dict[str, float]
     value: float
@@ -117,7 +116,7 @@ def play(
     *,
     episodes: int = 1,
     calls: int = 0,
-    share: float | None = None,
+    coefficient: float | None = None,
     seed: int | None = None,
     deterministic: bool = False,
     max_steps: int | None = None,
@@ -136,8 +135,8 @@ def play(
     Keyword Args:
         episodes: Number of episodes. Default: ``1``.
         calls: New questions to the adviser, at most. Default: ``0``.
-        share: Share of beta to allow, one of the bandit's arms; 0 shows the advice and acts
-            without it. Default: ``None``, drawn by the bandit as in training.
+        coefficient: Mixing coefficient, 0 to 1; 0 shows the advice and acts without it.
+            Default: ``None``, drawn by the bandit as in training.
         seed: Seed of rooms and draws. Default: ``None``, the run's own.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         max_steps: Cut an episode after so many steps. Default: ``None``.
@@ -177,7 +176,7 @@ def play(
             if acting.service is not None:
                 acting.service.budget.total = acting.service.budget.spent + calls
             describer = family.make_describer(memory=config.env.memory)
-            player = _Player(describer, agent, acting, share)
+            player = _Player(describer, agent, acting, coefficient)
             torch.manual_seed(config.seed)
             played = tuple(player.episodes(episodes, max_steps))
         finally:
@@ -199,13 +198,27 @@ def _restore(
         agent,
         lore=config.lore if config.lore.enabled else None,
         lore_actor=acting.lore_actor,
-        bandit=acting.bandit,
     )
-    checkpoint = RunCheckpoint(loss_module=learner.loss)
+    checkpoint = RunCheckpoint(loss_module=learner.loss, collector=_Policy(acting.policy))
     if acting.service is not None:
         checkpoint.register("advice", acting.service)
     checkpoint.load(path, map_location="cpu")
     return agent, acting
+
+
+class _Policy:
+    """Takes the policy out of a collector's state: the bandit is in no loss."""
+
+    def __init__(self, policy: TensorDictModuleBase) -> None:
+        self.policy = policy
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what the policy of the inspector has; random steps, for one, it has not."""
+        self.policy.load_state_dict(state["policy_state_dict"], strict=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it is only read."""
+        return {}
 
 
 class _Prefix:
@@ -241,22 +254,20 @@ class _Player:
     """Steps one environment and describes each step."""
 
     def __init__(
-        self, describer: Describer, agent: DreamerAgent, acting: Acting, share: float | None
+        self, describer: Describer, agent: DreamerAgent, acting: Acting, coefficient: float | None
     ) -> None:
         self.describer, self.agent, self.acting = describer, agent, acting
-        self.arm: int | None = None
+        self.coefficient = coefficient
         self.mixer = _mixer_of(describer, agent, acting)
         acting.policy.eval()
-        if acting.share is None:
-            if share not in (None, 1.0):
-                raise ValueError(f"share={share}: this run has no bandit, it allows 1.")
-        elif share is None:
-            acting.share.train()
-        else:
-            arms = [round(arm, 6) for arm in acting.bandit.arms.tolist()]
-            if round(share, 6) not in arms:
-                raise ValueError(f"share={share} is none of the bandit's arms, {arms}.")
-            self.arm = arms.index(round(share, 6))
+        if acting.bandit is None:
+            if coefficient not in (None, 1.0):
+                raise ValueError(f"coefficient={coefficient}: this run has no bandit, it is 1.")
+            self.coefficient = None
+        elif coefficient is None:
+            acting.bandit.train()
+        elif not 0 <= coefficient <= 1:
+            raise ValueError(f"coefficient must lie in [0, 1], got {coefficient}.")
 
     def episodes(self, number: int, max_steps: int | None) -> Iterator[Episode]:
         env = self.acting.env
@@ -266,8 +277,9 @@ class _Player:
             moments: list[Moment] = []
             action, ended = None, False
             while not ended and (max_steps is None or len(moments) < max_steps):
-                if self.arm is not None:
-                    now[keys.ARM] = torch.full_like(now[keys.ARM], self.arm)
+                if self.coefficient is not None:
+                    carried = now[keys.COEFFICIENT]
+                    now[keys.COEFFICIENT] = torch.full_like(carried, self.coefficient)
                 acted = self.acting.policy(now)
                 text, key = self._describe(acted, action)
                 came_from, known = self._source(acted, key, known)
@@ -308,13 +320,13 @@ class _Player:
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor
         policy = mix = self._choices(td, self.agent.actor[-1].in_keys)
-        prior, parts, confidence, trust = None, {}, 0.0, 1.0
+        prior, parts, confidence = None, {}, 0.0
         if actor is not None:
             mix, why = self._choices(td, self.mixer.out_keys[:-1]), actor.explain(td)
             parts = {name: float(part) for name, part in why.uncertainty.items()}
             if source != "none":
                 prior = tuple(torch.softmax(why.prior_logits[0], -1).tolist())
-                confidence, trust = float(why.confidence), float(why.trust)
+                confidence = float(why.confidence)
         value = self.agent.value(td.select("state", "belief"))["state_value"]
 
         def scalar(key: str, default: float) -> float:
@@ -332,8 +344,7 @@ class _Player:
             source=source,
             confidence=confidence,
             beta=scalar(keys.BETA, 0.0),
-            share=scalar(keys.SHARE, 0.0 if actor is None else 1.0),
-            trust=trust,
+            coefficient=scalar(keys.COEFFICIENT, 0.0 if actor is None else 1.0),
             kl=scalar(keys.KL, 0.0),
             uncertainty=parts,
             value=float(value),

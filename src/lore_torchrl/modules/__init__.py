@@ -9,7 +9,6 @@ from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.gaussian_actor import GaussianLoReActor
 from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
-from lore_torchrl.modules.gaussian_imagination import GaussianImaginationActor
 from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
@@ -22,7 +21,6 @@ __all__ = [
     "DreamerV3ContinuousActor",
     "Gaussian",
     "GaussianDisagreement",
-    "GaussianImaginationActor",
     "GaussianLoReActor",
     "GaussianMixer",
     "ImaginationActor",

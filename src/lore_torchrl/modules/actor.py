@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from lore_torchrl import keys
@@ -20,22 +20,20 @@ from lore_torchrl.modules.gaussian_mixing import (
     MixedGaussian,
 )
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
-from lore_torchrl.modules.prior_net import PriorNet, check_groups
+from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.running import run_module
 
 
 class Explanation(NamedTuple):
     """What :meth:`LoReActor.explain` returns, for each row of a batch.
 
-    What each part adds to the uncertainty, by name, ``[*B, 1]``; the advice that was mixed
-    in, the adviser's or PriorNet's: tempered logits ``[*B, A]``, confidence ``[*B, 1]``, and
-    the share of its weight that the calibrator left it, ``[*B, 1]``.
+    What each part adds to the uncertainty, by name, ``[*B, 1]``; and the advice that was
+    mixed in, the advisor's or PriorNet's: tempered logits ``[*B, A]``, confidence ``[*B, 1]``.
     """
 
     uncertainty: dict[str, Tensor]
     prior_logits: Tensor
     confidence: Tensor
-    trust: Tensor
 
 
 class _Decision(NamedTuple):
@@ -64,12 +62,11 @@ class LoReActor(TensorDictModuleBase):
     :func:`torch.multinomial` draws one sample, so with the gate shut both the actions
     and the random stream equal the stock actor's.
 
-    The weight that reaches the mixer is the gate's :math:`\beta`, times the share
-    ``lore_share`` that a :class:`~lore_torchrl.control.ShareBandit` allows in this episode
-    (where that entry is there), times the trust that ``calibrator`` has in the advice.
-    ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice stands in where the
-    adviser gave none; ``lore_origin`` tells whose was at hand, be its weight zero, and
-    ``lore_need`` what a call would add: :math:`\beta \cdot (1 - c_\phi)`, with 0 for a
+    The weight that reaches the mixer is the gate's :math:`\beta`, times the mixing
+    coefficient ``lore_coefficient`` of an :class:`~lore_torchrl.control.AdviceBandit`, where
+    that entry is there. ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice
+    is used where the advisor gave none; ``lore_origin`` tells whose was at hand, be its weight
+    zero, and ``lore_need`` what a call would add: :math:`\beta \cdot (1 - c_\phi)`, with 0 for a
     :math:`c_\phi` that is not a number.
 
     Args:
@@ -85,11 +82,7 @@ class LoReActor(TensorDictModuleBase):
             ``disagreement_weight`` is positive; without it the entry must be in the
             input. Default: ``None``.
         prior_net: Network that has learnt the advice so far. Default: ``None``.
-        calibrator: Measures what advice of a confidence is worth, by
-            ``trust(confidence, group)`` with group 0 for the adviser and 1 for
-            ``prior_net``: :class:`~lore_torchrl.control.ConfidenceCalibrator`.
-            Default: ``None``.
-        share_key: Share of :math:`\beta` allowed, ``[*B, 1]``. Default: ``"lore_share"``.
+        coefficient_key: Mixing coefficient, ``[*B, 1]``. Default: ``"lore_coefficient"``.
         action_key: Default: ``"action"``.
         log_prob_key: Log-probability of the action under the mixture.
             Default: ``"action_log_prob"``.
@@ -124,8 +117,7 @@ class LoReActor(TensorDictModuleBase):
         value_model: TensorDictModuleBase | None = None,
         disagreement: LatentDisagreement | None = None,
         prior_net: PriorNet | None = None,
-        calibrator: nn.Module | None = None,
-        share_key: NestedKey = keys.SHARE,
+        coefficient_key: NestedKey = keys.COEFFICIENT,
         action_key: NestedKey = "action",
         log_prob_key: NestedKey = "action_log_prob",
         source_key: NestedKey = keys.SOURCE,
@@ -158,9 +150,7 @@ class LoReActor(TensorDictModuleBase):
                 f"prior_net has num_actions={prior_net.num_actions}, but advice names {choices}: "
                 f"build it with num_actions={choices}."
             )
-        check_groups(calibrator, prior_net)
-        self.calibrator = calibrator
-        self.share_key = share_key
+        self.coefficient_key = coefficient_key
         self.action_key = action_key
         self.log_prob_key = log_prob_key
         self.source_key = source_key
@@ -217,7 +207,7 @@ class LoReActor(TensorDictModuleBase):
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
             for key, value in zip(self.prior_net.out_keys, own, strict=True):
                 tensordict.set(key, value)
-        share = tensordict.get(self.share_key, None)
+        coefficient = tensordict.get(self.coefficient_key, None)
         random = exploration_type() in (ExplorationType.RANDOM, None)
         decide = self._decide
         if self._compile_kwargs is not None:
@@ -231,7 +221,7 @@ class LoReActor(TensorDictModuleBase):
             was_active,
             *advice,
             own=own,
-            share=share,
+            coefficient=coefficient,
             random=random,
         )
         self.gate.write(tensordict, decision.weighed)
@@ -291,15 +281,10 @@ class LoReActor(TensorDictModuleBase):
         seen = self._observed(tensordict, policy)[:2]
         shares = self.gate.shares(self.mixer.gate_input(policy), *seen)
         prior_logits, confidence, mask = (tensordict.get(key) for key in self.advice_keys)
-        learnt = None
         if self.prior_net is not None:
             own = tuple(tensordict.get(key) for key in self.prior_net.out_keys)
-            filled = self.prior_net.fill(own, prior_logits, confidence, mask)
-            prior_logits, confidence, learnt = *filled[:2], filled.learnt.long()
-        trust = torch.ones_like(confidence)
-        if self.calibrator is not None:
-            trust = self.calibrator.trust(confidence, learnt)
-        return Explanation(shares, self.mixer.temper(prior_logits), confidence, trust)
+            prior_logits, confidence = self.prior_net.fill(own, prior_logits, confidence, mask)[:2]
+        return Explanation(shares, self.mixer.temper(prior_logits), confidence)
 
     def _decide(
         self,
@@ -312,24 +297,21 @@ class LoReActor(TensorDictModuleBase):
         mask: Tensor,
         *,
         own: tuple[Tensor, Tensor] | None,
-        share: Tensor | None,
+        coefficient: Tensor | None,
         random: bool,
     ) -> _Decision:
         """Weigh, mix and pick, on tensors alone: what ``torch.compile`` can fuse."""
         seen = self.mixer.gate_input(policy)
         weighed = self.gate.step(seen, value_logits, disagreement, was_active)
-        beta = weighed.beta if share is None else weighed.beta * share
-        # Answers also serve later stretches, so a share of zero does not make them worthless.
-        need = None if share is None else weighed.beta
-        origin = learnt = None
+        beta = weighed.beta if coefficient is None else weighed.beta * coefficient
+        # Answers also serve later segments, so a coefficient of 0 does not make them worthless.
+        need = None if coefficient is None else weighed.beta
+        origin = None
         if own is not None:
             filled = self.prior_net.fill(own, prior_logits, confidence, mask)
             need = weighed.beta * (1.0 - torch.nan_to_num(filled.sure, nan=0.0))
-            learnt = filled.learnt.long()
-            origin = mask * keys.ORIGIN_ADVISER + learnt * keys.ORIGIN_PRIOR_NET
+            origin = mask * keys.ORIGIN_ADVISER + filled.learnt * keys.ORIGIN_PRIOR_NET
             prior_logits, confidence, mask = filled[:3]
-        if self.calibrator is not None:
-            beta = beta * self.calibrator.trust(confidence, learnt)
         mixture = self.mixer.mix(policy, prior_logits, confidence, mask, beta)
         choice, changed = self._draw(mixture, policy, random)
         return _Decision(weighed, mixture, choice, changed, need, origin)

@@ -13,15 +13,12 @@ from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
-from lore_torchrl.functional import log_floor, masked_correlation, max_entropy, two_hot_variance
+from lore_torchrl.functional import log_floor, max_entropy, two_hot_variance
 from lore_torchrl.functional_gaussian import scale_entropy
 from lore_torchrl.modules.running_scale import RunningScale
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
 _SYMLOG_RANGE = (-20.0, 20.0)
-
-# What is weighed, in the order of the buffer ``weights``.
-_PARTS = ("entropy", "value", "disagreement")
 
 # Disagreement is a mean over the entries of the latent, and falls below 1e-3 as they are learnt.
 _LEAST_DISAGREEMENT = 1e-6
@@ -55,10 +52,6 @@ class UncertaintyGate(TensorDictModuleBase):
     bounded policy) between that of the least and that of the greatest scale, and the methods
     take its scale ``[*B, A]`` where they say log-probabilities.
 
-    With ``adapt_rate`` the weights follow what tells where the critic is wrong (see
-    :meth:`adapt`). They then live in the buffer ``weights``, in the order of the formula,
-    and ``entropy_weight``, ``value_weight`` and ``disagreement_weight`` are their start.
-
     With ``hysteresis=(low, high)`` an environment's gate opens when :math:`u` reaches
     ``high`` and shuts when it falls below ``low``; between them it stays as it was. That
     memory travels in the tensordict (see :meth:`make_tensordict_primer`); without it, as
@@ -86,9 +79,6 @@ class UncertaintyGate(TensorDictModuleBase):
         value_source: ``"two_hot"`` computes the variance from the critic's logits;
             ``"ensemble"`` takes it as given, from ``value_variance_key``.
             Default: ``"two_hot"``.
-        adapt_rate: Share :math:`r` of the new weights in :meth:`adapt`, in ``[0, 1]``;
-            ``0`` holds the weights, as numbers. Default: ``0.0``.
-        adapt_temperature: Softness :math:`T_w` of the new weights. Default: ``0.25``.
         logits_key: Policy logits, or scale, ``[*B, A]``. Default: ``"logits"``.
         value_logits_key: Two-hot value logits, ``[*B, K]``. Default: ``"state_value_logits"``.
         value_variance_key: Variance of the value, ``[*B, 1]``; with
@@ -109,7 +99,6 @@ class UncertaintyGate(TensorDictModuleBase):
 
     beta_max: Tensor
     steps: Tensor
-    weights: Tensor
 
     def __init__(
         self,
@@ -127,8 +116,6 @@ class UncertaintyGate(TensorDictModuleBase):
         dropout: float = 0.0,
         scale_decay: float = 0.995,
         value_source: Literal["two_hot", "ensemble"] = "two_hot",
-        adapt_rate: float = 0.0,
-        adapt_temperature: float = 0.25,
         logits_key: NestedKey = "logits",
         value_logits_key: NestedKey = "state_value_logits",
         value_variance_key: NestedKey = "value_variance",
@@ -168,10 +155,6 @@ class UncertaintyGate(TensorDictModuleBase):
             raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
         if value_source not in ("two_hot", "ensemble"):
             raise ValueError(f"value_source must be 'two_hot' or 'ensemble', got {value_source!r}.")
-        if not 0 <= adapt_rate <= 1:
-            raise ValueError(f"adapt_rate must lie in [0, 1], got {adapt_rate}.")
-        if not adapt_temperature > 0:
-            raise ValueError(f"adapt_temperature must be positive, got {adapt_temperature}.")
         if value_source == "ensemble":
             value_logits_key = value_variance_key
         self.num_actions = num_actions
@@ -187,11 +170,6 @@ class UncertaintyGate(TensorDictModuleBase):
         self.warmup_steps = warmup_steps
         self.dropout = dropout
         self.value_source = value_source
-        self.adapt_rate = adapt_rate
-        self.adapt_temperature = adapt_temperature
-        if adapt_rate:
-            start = [getattr(self, f"{name}_weight") for name in _PARTS]
-            self.register_buffer("weights", torch.tensor(start))
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         if value_weight:
@@ -289,14 +267,14 @@ class UncertaintyGate(TensorDictModuleBase):
         parts = self._parts(log_p, value_logits, disagreement)
         uncertainty = torch.zeros_like(log_p[..., :1])
         if "entropy" in parts:
-            share = self._weight("entropy") / self.largest_entropy
+            share = self.entropy_weight / self.largest_entropy
             uncertainty = uncertainty + share * parts["entropy"]
         for name in ("value", "disagreement"):
             if name in parts:
                 scale = getattr(self, f"{name}_scale")
                 if update:
                     scale.update(parts[name])
-                uncertainty = uncertainty + self._weight(name) * scale(parts[name])
+                uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(parts[name])
         beta = self.beta_max * torch.sigmoid(self.kappa * (uncertainty - self.tau))
         if self.warmup_steps:
             beta = beta * (self.steps / self.warmup_steps).clamp(max=1.0)
@@ -330,59 +308,8 @@ class UncertaintyGate(TensorDictModuleBase):
                 scaled = part / self.largest_entropy
             else:
                 scaled = getattr(self, f"{name}_scale")(part)
-            shares[name] = self._weight(name) * scaled
+            shares[name] = getattr(self, f"{name}_weight") * scaled
         return shares
-
-    def _weight(self, name: str) -> float | Tensor:
-        if self.adapt_rate:
-            return self.weights[_PARTS.index(name)]
-        return getattr(self, f"{name}_weight")
-
-    @torch.no_grad()
-    def adapt(
-        self,
-        log_p: Tensor,
-        value_logits: Tensor | None,
-        disagreement: Tensor | None,
-        advantage: Tensor,
-        valid: Tensor,
-    ) -> None:
-        r"""Move the weights towards the parts that tell where the critic is wrong.
-
-        .. math::
-            w \leftarrow (1 - r)\, w + r\,\mathrm{softmax}_i\bigl(
-                \mathrm{corr}(\hat x_i, |A|) / T_w\bigr)
-
-        over the parts whose configured weight is positive, each on its scale from 0 to 1;
-        the others stay zero. The correlation is Pearson's, over the valid rows, and zero
-        for a part that is constant. With fewer than two such rows, or with
-        ``adapt_rate=0``, nothing changes.
-
-        Args:
-            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
-            value_logits: As in :meth:`evaluate`.
-            disagreement: As in :meth:`evaluate`.
-            advantage: :math:`A`, shape ``[*B, 1]``. Rows that are not finite do not count.
-            valid: Rows that count, boolean, shape ``[*B, 1]``.
-        """
-        if not self.adapt_rate:
-            return
-        if not valid.shape == advantage.shape == log_p[..., :1].shape:
-            raise ValueError(
-                f"advantage and valid must be {tuple(log_p[..., :1].shape)}, got "
-                f"{tuple(advantage.shape)} and {tuple(valid.shape)}."
-            )
-        valid = valid & advantage.isfinite()
-        parts = self._parts(log_p, value_logits, disagreement)
-        scores = [self.weights.new_full((), float("-inf"))] * len(_PARTS)
-        for name, part in parts.items():
-            rows = valid & part.isfinite()
-            if name != "entropy":
-                part = getattr(self, f"{name}_scale")(part)
-            scores[_PARTS.index(name)] = masked_correlation(part, advantage.abs(), rows)
-        target = torch.softmax(torch.stack(scores) / self.adapt_temperature, 0)
-        moved = self.weights.lerp(target, self.adapt_rate)
-        self.weights.copy_(torch.where(valid.sum() >= 2, moved, self.weights))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the uncertainty and the weight; in training, update the statistics."""

@@ -310,6 +310,13 @@ class GaussianMixer(TensorDictModuleBase):
         probs = torch.softmax(tempered, -1)
         return Gaussian(*anchor_moments(probs, self.anchors, self.min_scale))
 
+    def log_prob(self, policy: Gaussian, action: Tensor) -> Tensor:
+        """Return the log-density of actions ``[*B, A]`` before the tanh, ``[*B]``."""
+        value = self._inside(action) if self.bounded else action
+        apart = (value - policy.loc) / policy.scale
+        log_prob = -0.5 * apart.square() - policy.scale.log() - 0.5 * math.log(2 * math.pi)
+        return log_prob.sum(-1)
+
     @staticmethod
     def divergence(first: Gaussian, second: Gaussian) -> Tensor:
         """Return KL(first, second) of two policies, nats, ``[*B]``."""

@@ -196,6 +196,11 @@ class LogitMixer(TensorDictModuleBase):
         return log_floor(torch.log_softmax(possible, -1))
 
     @staticmethod
+    def log_prob(policy: Tensor, action: Tensor) -> Tensor:
+        """Return the log-probability of one-hot actions ``[*B, A]``, ``[*B]``."""
+        return (policy * action).sum(-1)
+
+    @staticmethod
     def divergence(first: Tensor, second: Tensor) -> Tensor:
         """Return KL(first, second) of two policies, nats, ``[*B]``."""
         return categorical_kl(first, second)
@@ -242,13 +247,13 @@ class LogitMixer(TensorDictModuleBase):
         kl = categorical_kl(log_probs, log_p).unsqueeze(-1)
         return Mixture(log_probs, beta, kl)
 
-    @torch.no_grad()
-    def shift(self, log_p: Tensor, tempered: Tensor, weight: Tensor) -> Tensor:
-        """Return what advice adds to the policy's logits, within the bound, in few operations.
+    def lean(self, log_p: Tensor, tempered: Tensor, weight: Tensor) -> tuple[Tensor]:
+        """Mix in advice that is sure to be finite, within the bound, in few operations.
 
         For thousands of states at a time: the bound is kept by a formula that may stay
         well inside it (:func:`~lore_torchrl.functional.bounded_weight` or, for
-        ``mode="probability"``, the convexity of the divergence).
+        ``mode="probability"``, the convexity of the divergence). The gradient passes through
+        the policy; what is added to it is constant.
 
         Args:
             log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
@@ -256,14 +261,15 @@ class LogitMixer(TensorDictModuleBase):
             weight: Weight asked for, confidence included, shape ``[*B, 1]``.
 
         Returns:
-            Shape ``[*B, A]``, up to a constant in each row.
+            Logits ``[*B, A]``, up to a constant in each row, as the only entry of a policy.
         """
+        fixed = log_p.detach()
         if self.mode == "logit":
-            return bounded_weight(tempered, weight, self.max_kl) * tempered
-        log_prior = self.as_policy(tempered, log_p)
-        apart = categorical_kl(log_prior, log_p).unsqueeze(-1)
+            return (log_p + bounded_weight(tempered, weight, self.max_kl) * tempered,)
+        log_prior = self.as_policy(tempered, fixed)
+        apart = categorical_kl(log_prior, fixed).unsqueeze(-1)
         weight = torch.minimum(weight.clamp(max=1.0), self.max_kl / apart.clamp_min(1e-9))
-        return mix_probs(log_p, log_prior, weight) - log_p
+        return (log_p + mix_probs(fixed, log_prior, weight) - fixed,)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mixed logits and the divergence."""

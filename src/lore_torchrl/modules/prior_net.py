@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.modules import DreamerV3MLP
 
 from lore_torchrl import keys
@@ -17,8 +17,8 @@ class FilledAdvice(NamedTuple):
     """What :meth:`PriorNet.fill` returns.
 
     The completed advice, ``[*B, A]``, ``[*B, 1]`` and ``[*B, 1]``; ``learnt`` ``[*B, 1]``,
-    true where it comes from the network; and ``sure`` ``[*B, 1]``, the network's
-    calibrated confidence everywhere.
+    true where it comes from the network; and ``sure`` ``[*B, 1]``, the network's confidence
+    everywhere.
     """
 
     prior_logits: Tensor
@@ -39,9 +39,7 @@ class PriorNet(TensorDictModuleBase):
     the adviser's confidence where the most likely action under :math:`\rho_\phi` is the
     adviser's first choice, and 0 where it is not (see
     :class:`~lore_torchrl.objectives.PriorNetLoss`): of an adviser that is sure, the
-    probability of its first choice. On the states that it was trained on a network knows the
-    answers, so ``calibrator`` corrects :math:`c_\phi` by the same outcome in situations that
-    were asked about only afterwards. Policy distillation: https://arxiv.org/abs/1511.06295.
+    probability of its first choice. Policy distillation: https://arxiv.org/abs/1511.06295.
 
     Args:
         in_features: Size of state and belief together.
@@ -51,11 +49,8 @@ class PriorNet(TensorDictModuleBase):
         depth: Hidden layers. Default: ``2``.
         num_cells: Width of each. Default: ``64``.
         norm_eps: Epsilon of the RMS normalisation. Default: ``1e-4``.
-        threshold: Least calibrated confidence at which :meth:`fill` uses a prediction,
-            in ``[0, 1]``. Default: ``0.7``.
-        calibrator: Maps a raw confidence ``[*B, 1]`` to a calibrated one, such as
-            :class:`~lore_torchrl.control.ConfidenceCalibrator`; ``None`` for the raw one.
-            Default: ``None``.
+        threshold: Least confidence at which :meth:`fill` uses a prediction, in ``[0, 1]``.
+            Default: ``0.7``.
         state_key: Default: ``"state"``.
         belief_key: Default: ``"belief"``.
         logits_key: Default: ``"prior_net_logits"``.
@@ -81,7 +76,6 @@ class PriorNet(TensorDictModuleBase):
         num_cells: int = 64,
         norm_eps: float = 1e-4,
         threshold: float = 0.7,
-        calibrator: nn.Module | None = None,
         state_key: NestedKey = "state",
         belief_key: NestedKey = "belief",
         logits_key: NestedKey = keys.PRIOR_NET_LOGITS,
@@ -105,7 +99,6 @@ class PriorNet(TensorDictModuleBase):
         self.network = DreamerV3MLP(
             in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=norm_eps
         )
-        self.calibrator = calibrator
         self.in_keys = [state_key, belief_key]
         self.out_keys = [logits_key, confidence_key]
 
@@ -137,8 +130,6 @@ class PriorNet(TensorDictModuleBase):
             mask: Where the adviser gave advice, boolean ``[*B, 1]``.
         """
         logits, sure = own
-        if self.calibrator is not None:
-            sure = self.calibrator(sure)
         # A broken network costs its advice.
         sound = logits.isfinite().all(-1, keepdim=True)
         learnt = ~mask & (sure >= self.threshold) & sound
@@ -155,33 +146,16 @@ class PriorNet(TensorDictModuleBase):
         """Return the network's advice for states that have no other, as in imagination.
 
         Returns:
-            Prior logits ``[*B, A]``, and the calibrated confidence ``[*B, 1]``, zero where it
-            is below the threshold or not a number.
+            Prior logits ``[*B, A]``, and the confidence ``[*B, 1]``, zero where it is below the
+            threshold or not a number.
         """
         logits, sure = self.advise(state, belief)
-        if self.calibrator is not None:
-            sure = self.calibrator(sure)
-        return logits, torch.where(sure >= self.threshold, sure, 0.0)
+        # A broken network costs its advice.
+        sound = logits.isfinite().all(-1, keepdim=True)
+        return logits, torch.where(sound & (sure >= self.threshold), sure, 0.0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write prior logits and raw confidence."""
         logits, confidence = self.advise(*(tensordict.get(key) for key in self.in_keys))
         tensordict.set(self.out_keys[0], logits)
         return tensordict.set(self.out_keys[1], confidence)
-
-
-def check_groups(calibrator: nn.Module | None, prior_net: nn.Module | None) -> None:
-    """Check that what measures an adviser keeps a PriorNet's advice apart from the adviser's.
-
-    Args:
-        calibrator: The calibrator, or ``None``.
-        prior_net: The network, or ``None``.
-
-    Raises:
-        ValueError: If both are there and the calibrator has one group only.
-    """
-    if prior_net is not None and getattr(calibrator, "num_groups", 2) < 2:
-        raise ValueError(
-            "The calibrator has one group, but the adviser and prior_net need one each: use "
-            "ConfidenceCalibrator(num_groups=2)."
-        )

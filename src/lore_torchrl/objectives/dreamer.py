@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
-from lore_torchrl.control.outcomes import AdviceOutcomes, Outcomes
 from lore_torchrl.objectives.actor import LoReActorLoss
 from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
 from lore_torchrl.objectives.distillation import PriorNetLoss
+from lore_torchrl.objectives.imitation import replay_returns
 from lore_torchrl.objectives.value_ensemble import ValueEnsembleLoss
 
 # Dynamo reads a property neither through super() nor through its fget: the stepper's first
@@ -41,13 +42,12 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     Keyword Args:
         replay_value_loss_weight: As in the stock class. Default: ``0.3``.
         continuation_horizon: As in the stock class. Default: ``333.0``.
-        lmbda: As in the stock class. Default: ``0.95``.
+        lmbda: As in the stock class, and for the returns that are imitated. Default: ``0.95``.
+        gamma: Discount that the stock losses are set to; the returns that are imitated are
+            discounted by ``gamma * (1 - 1 / continuation_horizon)``. Default: ``1.0``.
         prior_net_loss: Distils the advice on the posterior states. Default: ``None``.
         disagreement_loss: Trains the gate's ensemble on them. Default: ``None``.
-        value_ensemble_loss: Trains the gate's value ensemble on their lambda returns;
-            needs ``outcomes``. Default: ``None``.
-        outcomes: Measures what following the advice led to. Needed where ``actor_loss`` has a
-            calibrator, which must be its own too, or a gate that adapts its weights.
+        value_ensemble_loss: Trains the gate's value ensemble on their returns.
             Default: ``None``.
 
     Each of these costs nothing where it is ``None``, and none of them gives the world
@@ -55,8 +55,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
-        ValueError: If something that learns from ``outcomes`` is there without them, or their
-            calibrator is not that of ``actor_loss``.
         KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
@@ -69,11 +67,14 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             prior_logits (NestedKey): Default: ``"llm_prior_logits"``.
             confidence (NestedKey): Default: ``"llm_confidence"``.
             mask (NestedKey): Default: ``"llm_mask"``.
+            lore_return (NestedKey): Real return of each record; where the sample has none, the
+                lambda return stands for it. Default: ``"lore_return"``.
         """
 
         prior_logits: NestedKey = keys.PRIOR_LOGITS
         confidence: NestedKey = keys.CONFIDENCE
         mask: NestedKey = keys.MASK
+        lore_return: NestedKey = keys.RETURN
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -87,32 +88,15 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         replay_value_loss_weight: float = 0.3,
         continuation_horizon: float = 333.0,
         lmbda: float = 0.95,
+        gamma: float = 1.0,
         prior_net_loss: PriorNetLoss | None = None,
         disagreement_loss: LatentDisagreementLoss | None = None,
         value_ensemble_loss: ValueEnsembleLoss | None = None,
-        outcomes: AdviceOutcomes | None = None,
     ):
         if not isinstance(actor_loss, LoReActorLoss):
             raise TypeError(
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
                 "stock actor loss in LoReActorLoss(...) first."
-            )
-        calibrator, gate = actor_loss.calibrator, actor_loss.gate
-        for name, there in (
-            ("value_ensemble_loss", value_ensemble_loss is not None),
-            ("The calibrator of actor_loss", calibrator is not None),
-            ("The gate of actor_loss, with adapt_rate,", gate is not None and gate.adapt_rate),
-        ):
-            if there and outcomes is None:
-                raise ValueError(
-                    f"{name} learns from the returns of real steps: pass "
-                    "outcomes=AdviceOutcomes(calibrator, value_model), with the calibrator of "
-                    "actor_loss or None."
-                )
-        if outcomes is not None and outcomes.calibrator is not calibrator:
-            raise ValueError(
-                "outcomes and actor_loss have different calibrators, so that one would never "
-                "learn and the other never be asked: give both the same, or none."
             )
         super().__init__(
             model_loss,
@@ -122,10 +106,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             continuation_horizon=continuation_horizon,
             lmbda=lmbda,
         )
+        self.discount = gamma * (1.0 - 1.0 / continuation_horizon)
         self.prior_net_loss = prior_net_loss
         self.disagreement_loss = disagreement_loss
         self.value_ensemble_loss = value_ensemble_loss
-        self.outcomes = outcomes
 
     def _advice_keys(self) -> dict[str, NestedKey]:
         return {
@@ -135,8 +119,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """The stock inputs and, under ``"next"``, the advice entries."""
-        return [*_stock_in_keys(self), *self._advice_keys().values()]
+        """The stock inputs and, under ``"next"``, the advice entries and the return."""
+        own = [*self._advice_keys().values()]
+        if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
+            own.append(unravel_key(("next", self.tensor_keys.lore_return)))
+        return [*_stock_in_keys(self), *own]
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
         """Compute the stock objectives and LoRe's terms.
@@ -159,31 +146,52 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                     sample.get(self.tensor_keys.is_init),
                 )
             )
-        if not (self.actor_loss.active or self.prior_net_loss or self.outcomes):
+        if not (self.actor_loss.active or self.prior_net_loss or self.value_ensemble_loss):
             return result
         advised = self._advised(context, sample)
-        own = outcomes = None
+        own = None
         if self.prior_net_loss is not None:
             terms, own = self._distil(advised)
             result.update(terms)
         given, learnt = self.actor_loss.complete(advised, own)
-        # Where an episode has ended nothing is to be done: there is nothing to teach either.
+        # Where an episode has ended nothing is to be done: there is nothing to learn either.
         done = sample.get(("next", self.value_loss.tensor_keys.done))
         goes_on = ~done.reshape(given[2].shape)
         given[2] = given[2] & goes_on
         advice = given, None if learnt is None else learnt & goes_on
-        if self.outcomes is not None:
-            names = self.value_loss.tensor_keys
-            outcomes = self.outcomes.evaluate(
-                advised,
-                sample,
-                is_init_key=self.tensor_keys.is_init,
-                reward_key=names.reward,
-                done_key=names.done,
-                terminated_key=names.terminated,
-            )
-            result.update(self._judge(outcomes, advice, advised, sample))
-        return result.update(self.actor_loss.advice_terms(advised, outcomes, advice))
+        if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
+            self._add_returns(advised, sample)
+        if self.value_ensemble_loss is not None:
+            returns = advised.get(self.actor_loss.tensor_keys.lambda_return)
+            terms = self.value_ensemble_loss.terms(advised, returns, returns.isfinite())
+            result.update(terms)
+        return result.update(self.actor_loss.advice_terms(advised, advice))
+
+    @torch.no_grad()
+    def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:
+        """Write the critic's value, the action executed in each state and what it returned."""
+        tk, names = self.actor_loss.tensor_keys, self.value_loss.tensor_keys
+        critic = self.actor_loss.value_model
+        # The gate wants the critic's logits for the same states.
+        advised.update(critic(advised.select(*critic.in_keys)))
+        value = advised.get(self.actor_loss.actor_loss.tensor_keys.value)
+        reward, done, terminated, known = (
+            sample.get(("next", key), None)
+            for key in (names.reward, names.done, names.terminated, self.tensor_keys.lore_return)
+        )
+        returns = replay_returns(
+            value,
+            reward.reshape(value.shape),
+            done.reshape(value.shape),
+            terminated.reshape(value.shape),
+            sample.get(self.tensor_keys.is_init).reshape(value.shape),
+            gamma=self.discount,
+            lmbda=self.lmbda,
+        )
+        advised.set(tk.lambda_return, returns)
+        advised.set(tk.lore_return, returns if known is None else known.reshape(value.shape))
+        # What is done at posterior t is in record t + 1.
+        advised.set(tk.executed, self._action(sample).roll(-1, dims=1))
 
     def _action(self, sample: TensorDictBase) -> Tensor:
         """Return the recorded actions; the first Dreamer's actor loss has no name for them."""
@@ -216,20 +224,3 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if net is not self.actor_loss.prior_net:
             return terms, None
         return terms, (logits.detach(), raw.detach().sigmoid())
-
-    def _judge(
-        self,
-        outcomes: Outcomes,
-        advice: tuple[list[Tensor], Tensor | None],
-        advised: TensorDictBase,
-        sample: TensorDictBase,
-    ) -> TensorDict:
-        """Compare what followed the advice with what did not, and learn the values."""
-        result = TensorDict({}, [])
-        if self.training and self.outcomes.calibrator is not None:
-            given, learnt = advice
-            chosen = self.actor_loss.mixing.nearest(self._action(sample))
-            result.update(self.outcomes.judge(outcomes, chosen, *given, learnt))
-        if self.value_ensemble_loss is not None:
-            result.update(self.value_ensemble_loss.terms(advised, outcomes.returns, outcomes.valid))
-        return result

@@ -68,34 +68,13 @@ def check_parts(
     gated: bool,
     imagined: bool,
 ) -> None:
-    """Check that the parts are there which the terms of an actor loss need.
-
-    Args:
-        gate: The policy's gate, or ``None``.
-        mixer: Its mixer, or ``None``.
-        prior_net: The network that has learnt the advice, or ``None``.
-        value_ensemble: The gate's ensemble of critics, or ``None``.
-
-    Keyword Args:
-        constrained: Whether the constraint is on.
-        distilled: Whether the mixture is distilled.
-        gated: Whether what is taught is scaled by the gate.
-        imagined: Whether advice is used in imagination.
-
-    Raises:
-        ValueError: If one is missing, or the gate cannot do what it is set to.
-    """
+    """Raise a ``ValueError`` where a part is missing that a term of an actor loss needs."""
     if constrained and (gate is None or mixer is None):
         raise ValueError(
             "The constraint compares the policy with the mixture that acts: pass the "
             "policy's gate and mixer, or set multiplier_lr=0."
         )
     looked_at = constrained or distilled or gated
-    if gate is not None and gate.adapt_rate and not looked_at:
-        raise ValueError(
-            "The gate adapts its weights where the loss computes it: set gated=True, switch "
-            "on the constraint or distillation_weight, or set adapt_rate=0."
-        )
     if gated and gate is None:
         raise ValueError("gated=True needs the policy's gate.")
     weighs_value = looked_at and gate is not None and gate.value_weight > 0
@@ -107,4 +86,4 @@ def check_parts(
     if distilled and (gate is None or mixer is None):
         raise ValueError("distillation_weight needs the policy's gate and mixer.")
     if imagined and prior_net is None:
-        raise ValueError("beta_imagine_max and imagine_bonus_weight need prior_net.")
+        raise ValueError("beta_imagine_max needs prior_net.")

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from lore_torchrl.replay.late_advice import LateAdvice
+from lore_torchrl.replay.returns import EpisodeReturns
 
-__all__ = ["LateAdvice"]
+__all__ = ["EpisodeReturns", "LateAdvice"]

@@ -9,7 +9,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import DreamerV3DiscreteActor
 
 from lore_torchrl import keys
-from lore_torchrl.control import ConfidenceCalibrator
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.modules import (
     LatentDisagreement,
@@ -62,14 +61,14 @@ def mixed(td, beta, logits, confidence):
     return torch.log_softmax(td["logits"] + beta * confidence * centred, -1)
 
 
-def test_share_scales_the_weight_and_not_lore_beta():
+def test_the_coefficient_scales_the_weight_and_not_lore_beta():
     td = advised()
-    td[keys.SHARE] = torch.tensor([0.0, 0.25, 0.5, 1.0, 0.0, 1.0]).unsqueeze(-1)
+    td[keys.COEFFICIENT] = torch.tensor([0.0, 0.25, 0.5, 1.0, 0.0, 1.0]).unsqueeze(-1)
     out, whole = act(lore(), td), act(lore(), advised())
     assert torch.equal(out[keys.BETA], whole[keys.BETA])
-    expected = mixed(out, out[keys.BETA] * td[keys.SHARE], td[keys.PRIOR_LOGITS], 0.95)
+    expected = mixed(out, out[keys.BETA] * td[keys.COEFFICIENT], td[keys.PRIOR_LOGITS], 0.95)
     torch.testing.assert_close(out[keys.MIX_LOGITS], expected)
-    assert (out[keys.KL][td[keys.SHARE] == 0] == 0).all()
+    assert (out[keys.KL][td[keys.COEFFICIENT] == 0] == 0).all()
     assert torch.equal(out[keys.NEED], out[keys.BETA])
 
 
@@ -82,16 +81,16 @@ def test_a_single_weight_shows_no_spread():
     assert all(value == value for value in single.values())
 
 
-def test_trust_scales_the_weight():
-    calibrator = ConfidenceCalibrator(num_groups=2, prior_strength=1.0)
-    claims = torch.full((100, 1), 0.95)
-    calibrator.update(claims, torch.full((100, 1), 0.45), torch.ones(100, 1).bool())
+def test_a_segment_without_advice_is_the_actors_own():
     td = advised()
-    trust = calibrator.trust(td[keys.CONFIDENCE])
-    assert trust.min() > 0.3 and trust.max() < 0.7
-    out = act(lore(calibrator=calibrator), td)
-    expected = mixed(out, out[keys.BETA] * trust, td[keys.PRIOR_LOGITS], 0.95)
-    torch.testing.assert_close(out[keys.MIX_LOGITS], expected)
+    td[keys.COEFFICIENT] = torch.zeros(N, 1)
+    found, stock = act(lore(prior_net=net(threshold=0.0)), td), act(lore().actor, td)
+    assert torch.equal(found["action"], stock["action"])
+    assert torch.equal(found["action_log_prob"], stock["action_log_prob"])
+    # Answers also serve later segments: calls go on, and who advises is told.
+    sure = found[keys.PRIOR_NET_CONFIDENCE]
+    torch.testing.assert_close(found[keys.NEED], found[keys.BETA] * (1 - sure))
+    assert (found[keys.BETA] > 0).all() and (found[keys.ORIGIN] == keys.ORIGIN_ADVISER).all()
 
 
 def test_prior_net_stands_in_where_nobody_advised():
@@ -137,18 +136,6 @@ def test_what_the_adviser_wrote_is_not_touched():
         assert torch.equal(out[key], td[key])
 
 
-def test_the_network_is_judged_by_its_own_group():
-    calibrator = ConfidenceCalibrator(num_groups=2, prior_strength=1.0)
-    claims, bad = torch.rand(500, 1), torch.zeros(500, 1)
-    group = torch.ones(500, 1, dtype=torch.long)
-    calibrator.update(claims, bad, torch.ones(500, 1).bool(), group)
-    td = advised(mask=False)
-    td[keys.MASK][0] = True
-    out = act(lore(prior_net=net(threshold=0.0), calibrator=calibrator), td)
-    assert out[keys.KL][0] > 0
-    assert (out[keys.KL][1:] == 0).all()
-
-
 def test_disagreement_reaches_the_gate():
     ensemble = LatentDisagreement(4, 2, ACTIONS, num_members=3, hidden_dim=8)
     weights = {"entropy_weight": 0.0, "disagreement_weight": 1.0}
@@ -164,28 +151,13 @@ def test_an_ensemble_without_weight_is_not_kept():
     assert lore(disagreement=ensemble).disagreement is None
 
 
-@pytest.mark.parametrize("extra", ["share", "prior_net", "calibrator"])
+@pytest.mark.parametrize("extra", ["coefficient", "prior_net", "both"])
 def test_the_decision_compiles_without_a_graph_break(extra):
-    td = advised(mask=False)
-    kwargs = {}
-    if extra == "share":
-        td[keys.SHARE] = torch.full((N, 1), 0.5)
-    elif extra == "prior_net":
-        kwargs = {"prior_net": net()}
-    else:
-        kwargs = {"prior_net": net(), "calibrator": ConfidenceCalibrator(num_groups=2)}
-    actor = lore(**kwargs)
+    td = advised(mask=extra == "coefficient")
+    if extra != "prior_net":
+        td[keys.COEFFICIENT] = torch.arange(N).reshape(N, 1) % 2.0
+    actor = lore(prior_net=None if extra == "coefficient" else net())
     plain = act(actor, td)
     actor.compile_decision(backend="eager", fullgraph=True)
     compiled = act(actor, td)
     torch.testing.assert_close(compiled[keys.MIX_LOGITS], plain[keys.MIX_LOGITS])
-
-
-def test_a_calibrator_must_keep_the_network_apart():
-    actor = DreamerV3DiscreteActor(6, 3, depth=1, num_cells=8)
-    parts = {"value_model": None, "prior_net": PriorNet(6, 3, num_cells=8)}
-    gate = UncertaintyGate(3, value_weight=0.0)
-    with pytest.raises(ValueError, match=r"ConfidenceCalibrator\(num_groups=2\)"):
-        LoReActor(actor, gate, LogitMixer(), calibrator=ConfidenceCalibrator(), **parts)
-    two = ConfidenceCalibrator(num_groups=2)
-    assert LoReActor(actor, gate, LogitMixer(), calibrator=two, **parts).calibrator is two
