@@ -23,6 +23,7 @@ from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
+from lore_torchrl import keys
 from lore_torchrl.configs.parts import PriorNetConfig
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
@@ -227,6 +228,28 @@ class TestImitation:
         assert abs(expected - off_by_one) > 0.05
         found = result["loss_lore_imitation"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_stored_steps_are_imitated_in_place_of_the_samples_own(self):
+        loss, sample = imitating().eval(), rewarded()
+        context = forward(loss, sample)["replay_context"]
+        stored = context.select("state", "belief")
+        stored["action"] = sample["action"].flip(1)
+        stored[keys.WEIGHT] = torch.rand(*stored.batch_size, 1)
+        stored[keys.WEIGHT][0] = 0.0
+        result = forward(loss, sample.clone().set(keys.STORED, torch.stack((stored, stored), 2)))
+        log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
+        log_prob = (log_p * stored["action"]).sum(-1)
+        weight = stored[keys.WEIGHT].squeeze(-1)
+        expected = -3.0 * (weight * log_prob).sum() / weight.sum()
+        found = result["loss_lore_imitation"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_what_each_step_is_worth_goes_back_with_the_latents(self):
+        loss, sample = imitating().eval(), rewarded()
+        result = forward(loss, sample)
+        paid, _ = paid_by_hand(loss, result, sample)
+        written = result["replay_context"][keys.WEIGHT]
+        torch.testing.assert_close(written, paid.unsqueeze(-1), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("t", range(TIME - 1))
     def test_one_step_that_paid(self, t):
@@ -438,7 +461,8 @@ class TestKeys:
             {"gate": {"value_source": "ensemble"}},
         ):
             lore = tiny_learner(lore_config(**settings)).loss
-            assert lore.in_keys == [*stock.in_keys, *extra, RETURN]
+            stored = [keys.STORED] * bool(settings.get("imitation_weight"))
+            assert lore.in_keys == [*stock.in_keys, *extra, RETURN, *stored]
 
     def test_renamed_and_nested(self):
         learner, other = (
@@ -453,7 +477,7 @@ class TestKeys:
         learner.loss.set_keys(**new)
         learner.loss.actor_loss.set_keys(executed="done_there", lore_return="paid_there")
         learner.loss.actor_loss.set_keys(lambda_return="hoped_there")
-        assert learner.loss.in_keys[-4:] == [unravel_key(("next", key)) for key in new.values()]
+        assert learner.loss.in_keys[-5:-1] == [unravel_key(("next", key)) for key in new.values()]
         for old, key in zip((*ADVICE, "lore_return"), new.values(), strict=True):
             sample["next"].rename_key_(old, key)
         found = update(learner, sample)[0]

@@ -15,11 +15,12 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3UpdateRatio
 from torchrl.trainers.trainers import TrainerHookBase
 
+from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
-from lore_torchrl.replay import EpisodeReturns, LateAdvice
+from lore_torchrl.replay import EpisodeReturns, LateAdvice, PaidSteps
 
 
 class DreamerReplayHook(TrainerHookBase):
@@ -45,6 +46,8 @@ class DreamerReplayHook(TrainerHookBase):
         take_late: Returns the late answers, such as
             :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
         returns: Writes the returns of the episodes that have ended. Default: ``None``.
+        stored: Adds steps that paid to each sample, a multiple of its records.
+            Default: ``None``.
 
     Attributes:
         listeners: Called with the late answers too, such as
@@ -68,12 +71,14 @@ class DreamerReplayHook(TrainerHookBase):
         late: LateAdvice | None = None,
         take_late: Callable[[], Iterable[tuple[int, Advice | None]]] | None = None,
         returns: EpisodeReturns | None = None,
+        stored: PaidSteps | None = None,
     ):
         if (late is None) != (take_late is None):
             raise ValueError("late and take_late belong together: give both or neither.")
         self.replay = replay
         self.late = late
         self.returns = returns
+        self.stored = stored
         self.take_late = take_late
         self.listeners: list[Callable[[Sequence[tuple[int, Advice | None]]], None]] = []
         self.batch_size = batch_size
@@ -125,11 +130,23 @@ class DreamerReplayHook(TrainerHookBase):
         sample = self.replay.sample().reshape(self.batch_size, self.seq_len + 1)
         self._handles = sample.select("index", "index_generation")
         sample = sample.exclude("index", "index_generation")
-        return sample[:, :-1].to(self.device, non_blocking=True)
+        self._last_weight = sample.get(keys.WEIGHT, None)
+        sample = sample[:, :-1]
+        if self.stored is not None:
+            sample = self.with_stored(sample, self.stored.sample())
+        return sample.to(self.device, non_blocking=True)
+
+    def with_stored(self, sample: TensorDictBase, steps: TensorDictBase) -> TensorDictBase:
+        """Put steps ``[batch_size * seq_len * K]`` into a sample."""
+        return sample.set(keys.STORED, steps.reshape(*sample.batch_size, -1))
 
     def write_back(self, sample: TensorDictBase) -> None:
         """Refresh the stored latent states after an update."""
-        write_back_latents(self.replay, self._handles, sample.get("replay_context"))
+        context = sample.get("replay_context")
+        if self._last_weight is not None:
+            # Of the last posterior it is not known what was gained: the record keeps its own.
+            context.get(keys.WEIGHT)[:, -1] = self._last_weight[:, -1].to(context.device)
+        write_back_latents(self.replay, self._handles, context)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's progress and the sampler's random state."""
@@ -139,6 +156,8 @@ class DreamerReplayHook(TrainerHookBase):
             "owed": self._owed,
             "rng": self.replay._rng.get_state().tolist(),
         }
+        if self.stored is not None:
+            state["stored"] = self.stored.state_dict()
         return state if self.late is None else {**state, "late": self.late.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -149,6 +168,8 @@ class DreamerReplayHook(TrainerHookBase):
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)
+        if self.stored is not None and "stored" in state_dict:
+            self.stored.load_state_dict(state_dict["stored"])
         if self.late is not None and "late" in state_dict:
             self.late.load_state_dict(state_dict["late"])
 

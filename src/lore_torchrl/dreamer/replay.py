@@ -16,6 +16,8 @@ from torchrl.data import (
     TensorDictRoundRobinWriter,
 )
 
+from lore_torchrl import keys
+
 OBSERVED_KEYS = ("observation",)
 _TRANSITION_KEYS = ("action", "is_init", "state", "belief")
 _OUTCOME_KEYS = ("reward", "done", "terminated", "truncated")
@@ -176,6 +178,7 @@ def write_back_latents(
         generation=generation[keep],
         patch={
             key: context.get(key).reshape(slots.numel(), -1)[keep.to(context.get(key).device)]
-            for key in ("state", "belief")
+            for key in ("state", "belief", keys.WEIGHT)
+            if key in context
         },
     )

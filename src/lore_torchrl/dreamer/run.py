@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torchrl._utils import logger as torchrl_logger
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
+from torchrl.data import ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
@@ -55,7 +56,8 @@ from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_record
 from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
-from lore_torchrl.replay import EpisodeReturns
+from lore_torchrl.replay import EpisodeReturns, PaidSteps
+from lore_torchrl.replay.paid_steps import no_steps
 from lore_torchrl.service import AdviceService
 
 
@@ -205,6 +207,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         late=late,
         take_late=None if late is None else service.take_late,
         returns=_episode_returns(c, agent, learner, device),
+        stored=_paid_steps(c, replay),
     )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
@@ -306,6 +309,15 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     return run
 
 
+def _paid_steps(config: TrainConfig, replay: ReplayBufferEnsemble) -> PaidSteps | None:
+    """Build what adds steps that paid to the samples, if they are imitated."""
+    lore, c = config.lore, config.dreamer
+    if not (lore.enabled and lore.loss.imitation_weight and lore.paid_steps):
+        return None
+    number = lore.paid_steps * c.batch_size * c.seq_len
+    return PaidSteps(replay, num_steps=number, seed=config.seed)
+
+
 def _episode_returns(
     config: TrainConfig, agent: DreamerAgent, learner: Learner, device: torch.device
 ) -> EpisodeReturns | None:
@@ -361,6 +373,8 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
     if hook.returns is not None:
         records = hook.returns.prepare(records)
     sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
+    if hook.stored is not None:
+        sample = hook.with_stored(sample, no_steps(records, hook.stored.num_steps))
     return sample.to(hook.device)
 
 

@@ -361,6 +361,7 @@ class LoReActorLoss(LossModule):
         self,
         tensordict: TensorDictBase,
         advice: tuple[list[Tensor], Tensor | None] | None = None,
+        stored: TensorDictBase | None = None,
     ) -> TensorDict:
         """Compute the LoRe terms alone, on real states.
 
@@ -368,6 +369,8 @@ class LoReActorLoss(LossModule):
             tensordict: ``state``, ``belief``, the three advice entries, the executed action
                 and the return, aligned, with any batch shape. Latent features are detached.
             advice: What :meth:`complete` returned, if it is known already.
+            stored: Steps that are imitated in place of those, with ``state``, ``belief``,
+                action and ``lore_weight``, :math:`f`. Default: ``None``, the same.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (share of
@@ -375,18 +378,31 @@ class LoReActorLoss(LossModule):
             ``lore_temperature``, ``lore_advised`` and ``lore_learnt`` (shares of states with
             advice, and with PriorNet's). Empty if no term is on.
         """
+        return self.weigh(tensordict, advice, stored)[0]
+
+    def weigh(
+        self,
+        tensordict: TensorDictBase,
+        advice: tuple[list[Tensor], Tensor | None] | None = None,
+        stored: TensorDictBase | None = None,
+    ) -> tuple[TensorDict, Tensor | None]:
+        """Return :meth:`advice_terms`, and :math:`f` ``[*B]`` if steps are imitated."""
         if not self.active:
-            return TensorDict({}, [])
-        tk, mixing, terms = self.tensor_keys, self.mixing, {}
+            return TensorDict({}, []), None
+        tk, mixing, terms, paid = self.tensor_keys, self.mixing, {}, None
         features = tensordict.select(*self.actor_model.in_keys).detach()
         policy = mixing.policy_of(self.actor_model.get_dist(features))
         followed = None
         if self.imitation_weight:
-            paid = self._paid(tensordict)
             taken = tensordict.get(tk.executed)
-            log_prob = mixing.log_prob(policy, taken)
-            imitated = _weighted_mean(log_prob, paid)
-            terms["loss_lore_imitation"] = -self.imitation_weight * imitated
+            paid = self._paid(tensordict)
+            imitated, weight = mixing.log_prob(policy, taken), paid
+            if stored is not None:
+                features = stored.select(*self.actor_model.in_keys)
+                policy_there = mixing.policy_of(self.actor_model.get_dist(features))
+                imitated = mixing.log_prob(policy_there, stored.get(tk.executed))
+                weight = stored.get(keys.WEIGHT).squeeze(-1)
+            terms["loss_lore_imitation"] = -self.imitation_weight * _weighted_mean(imitated, weight)
             terms["lore_imitated"] = (paid > 0).float().mean()
         if self.advised:
             raw, learnt = self.complete(tensordict) if advice is None else advice
@@ -398,13 +414,11 @@ class LoReActorLoss(LossModule):
             terms |= self._advised_terms(tensordict, policy, raw, followed)
         if self.training:
             self.updates.add_(1)
-        return TensorDict(
-            {
-                name: value if name.startswith("loss_") else value.detach().clone()
-                for name, value in terms.items()
-            },
-            [],
-        )
+        terms = {
+            name: value if name.startswith("loss_") else value.detach().clone()
+            for name, value in terms.items()
+        }
+        return TensorDict(terms, []), paid
 
     @torch.no_grad()
     def _paid(self, tensordict: TensorDictBase) -> Tensor:

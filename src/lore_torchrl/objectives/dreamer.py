@@ -67,6 +67,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             prior_logits (NestedKey): Default: ``"llm_prior_logits"``.
             confidence (NestedKey): Default: ``"llm_confidence"``.
             mask (NestedKey): Default: ``"llm_mask"``.
+            stored (NestedKey): Steps that paid (:class:`~lore_torchrl.replay.PaidSteps`), which
+                are imitated in place of the sample's own; not needed. Default: ``"lore_stored"``.
             lore_return (NestedKey): Real return of each record; where the sample has none, the
                 lambda return stands for it. Default: ``"lore_return"``.
         """
@@ -75,6 +77,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         confidence: NestedKey = keys.CONFIDENCE
         mask: NestedKey = keys.MASK
         lore_return: NestedKey = keys.RETURN
+        stored: NestedKey = keys.STORED
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -123,6 +126,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         own = [*self._advice_keys().values()]
         if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
             own.append(unravel_key(("next", self.tensor_keys.lore_return)))
+        if self.actor_loss.imitation_weight:
+            own.append(self.tensor_keys.stored)
         return [*_stock_in_keys(self), *own]
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
@@ -165,7 +170,12 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             returns = advised.get(self.actor_loss.tensor_keys.lambda_return)
             terms = self.value_ensemble_loss.terms(advised, returns, returns.isfinite())
             result.update(terms)
-        return result.update(self.actor_loss.advice_terms(advised, advice))
+        terms, paid = self.actor_loss.weigh(
+            advised, advice, sample.get(self.tensor_keys.stored, None)
+        )
+        if paid is not None:
+            context.set(keys.WEIGHT, paid.unsqueeze(-1))
+        return result.update(terms)
 
     @torch.no_grad()
     def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:

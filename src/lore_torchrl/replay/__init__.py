@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lore_torchrl.replay.late_advice import LateAdvice
+from lore_torchrl.replay.paid_steps import PaidSteps
 from lore_torchrl.replay.returns import EpisodeReturns
 
-__all__ = ["EpisodeReturns", "LateAdvice"]
+__all__ = ["EpisodeReturns", "LateAdvice", "PaidSteps"]

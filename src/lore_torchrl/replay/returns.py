@@ -57,6 +57,7 @@ class EpisodeReturns:
     def prepare(self, records: TensorDictBase) -> TensorDictBase:
         """Add the entry, as yet unknown, to records ``[N]`` before they are stored."""
         reward = records.get(("next", "reward")).reshape(len(records), 1)
+        records.set(keys.WEIGHT, torch.zeros_like(reward))
         return records.set(self.return_key, torch.full_like(reward, torch.nan))
 
     def write(
