@@ -63,8 +63,8 @@ VARIANTS = {
     "bandit": _with(bandit=BanditConfig()),
     "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
     "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
-    "imitation of the batch": _with(paid_steps=0),
-    "8 steps that paid": _with(paid_steps=8),
+    "imitation of the batch": _with(imitation_ratio=0),
+    "imitation ratio 8": _with(imitation_ratio=8),
     "paper": _with(loss=LossConfig(imitation_weight=0.0, **PAPER)),
     "distillation": _with(loss=LossConfig(distillation_weight=TERMS["distillation_weight"])),
     "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
@@ -117,14 +117,14 @@ def _sample(config: DreamerConfig, device: torch.device) -> TensorDict:
     )
 
 
-def _paid(config: DreamerConfig, steps: int, device: torch.device) -> TensorDict:
-    """Steps that paid, ``steps`` for each record of the batch."""
+def _imitated(config: DreamerConfig, steps: int, device: torch.device) -> TensorDict:
+    """Steps to imitate, ``steps`` for each record of the batch."""
     names = ("state", "belief", "action")
     parts = [_sample(config, device).select(*names) for _ in range(steps)]
-    paid = torch.stack(parts, 2)
+    stored = torch.stack(parts, 2)
     for name in ("state", "belief"):
-        paid.set(name, torch.randn_like(paid.get(name)))
-    return paid.set(keys.WEIGHT, torch.rand(*paid.batch_size, 1, device=device))
+        stored.set(name, torch.randn_like(stored.get(name)))
+    return stored.set(keys.IMITATION_WEIGHT, torch.rand(*stored.batch_size, 1, device=device))
 
 
 def _observation(config: DreamerConfig, rows: int, device: torch.device) -> TensorDict:
@@ -183,8 +183,8 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int):
             observation.set("step_count", torch.ones(envs, 1, dtype=torch.long, device=device))
     learner = build_learner(dreamer, agent, lore=lore, lore_actor=actor, device=device)
     sample = _sample(dreamer, device)
-    if lore is not None and lore.paid_steps:
-        sample.set(keys.STORED, _paid(dreamer, lore.paid_steps, device))
+    if lore is not None and lore.imitation_ratio:
+        sample.set(keys.IMITATION, _imitated(dreamer, lore.imitation_ratio, device))
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(sample.clone())
     policy = agent.policy(TensorDictSequential(*acting) if acting else None)

@@ -23,8 +23,8 @@ number of actions.
 | :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
 | :data:`COEFFICIENT` | ``[*B, 1]`` | float32 | mixing coefficient, 1 where advice acts |
 | :data:`RETURN` | ``[*B, 1]`` | float32 | real discounted return from here on, NaN while unknown |
-| :data:`STORED` | ``[*B, K, ...]`` | nested | steps that paid, drawn from all of replay |
-| :data:`WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
+| :data:`IMITATION` | ``[*B, K, ...]`` | nested | steps to imitate, drawn from all of replay |
+| :data:`IMITATION_WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
 | :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
@@ -47,8 +47,8 @@ MIX_SCALE = "lore_scale"
 GATE = "lore_gate"
 RETURN = "lore_return"
 LAMBDA_RETURN = "lore_lambda_return"
-STORED = "lore_stored"
-WEIGHT = "lore_weight"
+IMITATION = "lore_imitation"
+IMITATION_WEIGHT = "lore_imitation_weight"
 
 SOURCE_POLICY = 0
 SOURCE_ADVICE = 1

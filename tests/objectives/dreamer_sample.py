@@ -168,3 +168,12 @@ def update(learner: Learner, sample: TensorDict, *, seed: int = 3):
     torch.manual_seed(seed)
     metrics = learner.stepper.step(None, sample)
     return metrics, gradients(learner.loss), torch.get_rng_state()
+
+
+def assert_only_the_actor_learns(agent: DreamerAgent, expected: dict[str, torch.Tensor]) -> None:
+    """The actor has these gradients, world model and critic have none."""
+    found = gradients(agent.actor)
+    assert set(found) == set(expected) and any(grad.any() for grad in found.values())
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad)
+    assert not gradients(agent.value) and not gradients(agent.world_model)

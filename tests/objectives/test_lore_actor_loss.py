@@ -9,6 +9,7 @@ from dreamer_sample import (
     BELIEF,
     PAPER,
     STATE,
+    assert_only_the_actor_learns,
     gradients,
     latents,
     lore_config,
@@ -271,11 +272,7 @@ class TestImitation:
             td[key].requires_grad_()
         loss = lore_loss(agent, kind=kind, imitation_weight=3.0, **IMITATION_ALONE)
         loss.advice_terms(td)["loss_lore_imitation"].backward()
-        found = gradients(agent.actor)
-        assert set(found) == set(expected) and any(g.any() for g in found.values())
-        for name, grad in expected.items():
-            torch.testing.assert_close(found[name], grad)
-        assert not gradients(agent.value) and not gradients(agent.world_model)
+        assert_only_the_actor_learns(agent, expected)
         assert all(td[key].grad is None for key in inputs)
 
     @BOTH
@@ -957,3 +954,12 @@ def test_gated_terms_are_scaled_by_the_gate():
 
 def advice_of(td):
     return td["llm_prior_logits"], td["llm_confidence"], td["llm_mask"]
+
+
+def test_the_temperature_adapts_where_no_term_of_advice_is_on():
+    agent = tiny_agent()
+    aligner = TemperatureAligner(rate=0.5)
+    loss = LoReActorLoss(stock_loss(agent), mixer=LogitMixer(temperature=aligner))
+    terms = loss.advice_terms(latents())
+    assert "loss_lore_prior" not in terms and "loss_lore_constraint" not in terms
+    assert aligner.temperature != 1.0

@@ -234,12 +234,12 @@ class TestImitation:
         context = forward(loss, sample)["replay_context"]
         stored = context.select("state", "belief")
         stored["action"] = sample["action"].flip(1)
-        stored[keys.WEIGHT] = torch.rand(*stored.batch_size, 1)
-        stored[keys.WEIGHT][0] = 0.0
-        result = forward(loss, sample.clone().set(keys.STORED, torch.stack((stored, stored), 2)))
+        stored[keys.IMITATION_WEIGHT] = torch.rand(*stored.batch_size, 1)
+        stored[keys.IMITATION_WEIGHT][0] = 0.0
+        result = forward(loss, sample.clone().set(keys.IMITATION, torch.stack((stored, stored), 2)))
         log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
         log_prob = (log_p * stored["action"]).sum(-1)
-        weight = stored[keys.WEIGHT].squeeze(-1)
+        weight = stored[keys.IMITATION_WEIGHT].squeeze(-1)
         expected = -3.0 * (weight * log_prob).sum() / weight.sum()
         found = result["loss_lore_imitation"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -248,7 +248,7 @@ class TestImitation:
         loss, sample = imitating().eval(), rewarded()
         result = forward(loss, sample)
         paid, _ = paid_by_hand(loss, result, sample)
-        written = result["replay_context"][keys.WEIGHT]
+        written = result["replay_context"][keys.IMITATION_WEIGHT]
         torch.testing.assert_close(written, paid.unsqueeze(-1), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("t", range(TIME - 1))
@@ -461,7 +461,7 @@ class TestKeys:
             {"gate": {"value_source": "ensemble"}},
         ):
             lore = tiny_learner(lore_config(**settings)).loss
-            stored = [keys.STORED] * bool(settings.get("imitation_weight"))
+            stored = [keys.IMITATION] * bool(settings.get("imitation_weight"))
             assert lore.in_keys == [*stock.in_keys, *extra, RETURN, *stored]
 
     def test_renamed_and_nested(self):

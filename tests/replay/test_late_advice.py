@@ -2,13 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from replays import make_replay
 from tensordict import TensorDict
-from torchrl.data import (
-    LazyTensorStorage,
-    ReplayBufferEnsemble,
-    TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-)
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
@@ -16,19 +11,6 @@ from lore_torchrl.replay import LateAdvice
 from lore_torchrl.replay.late_advice import OpenQuestions
 
 N_ACTIONS = 3
-
-
-def make_replay(capacity=6, members=2):
-    return ReplayBufferEnsemble(
-        *[
-            TensorDictReplayBuffer(
-                storage=LazyTensorStorage(capacity),
-                writer=TensorDictRoundRobinWriter(track_generations=True),
-            )
-            for _ in range(members)
-        ],
-        routing_key="env_index",
-    )
 
 
 def rows(ids, members=None, mask=None):
@@ -59,7 +41,7 @@ def stored(replay, member):
 
 
 def test_answers_reach_their_rows_and_no_others():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [0, 5, 7, 5], members=[0, 0, 0, 1])
     assert len(late) == 3
     assert late.apply(replay, [(5, advice(2)), (9, advice(9))]) == 2
@@ -72,13 +54,13 @@ def test_answers_reach_their_rows_and_no_others():
 
 
 def test_rows_with_advice_wait_for_none():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [4, 4], mask=[True, False])
     assert len(late) == 1
 
 
 def test_an_answer_takes_the_place_of_the_advice_that_stood_in_for_it():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [-4, 4, -5], mask=[True, True, True])
     assert len(late) == 2
     assert late.apply(replay, [(4, advice(2)), (5, None)]) == 1
@@ -99,7 +81,7 @@ def test_a_slot_written_anew_is_left_alone():
 
 
 def test_an_answer_may_come_before_its_row():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [0])
     assert late.apply(replay, [(5, advice(2))]) == 0
     store(late, replay, [5])
@@ -108,14 +90,14 @@ def test_an_answer_may_come_before_its_row():
 
 
 def test_a_lost_question_frees_its_rows():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5, 5])
     assert late.apply(replay, [(5, None)]) == 0
     assert late.stats() == {"late_rows": 0, "late_rows_missed": 2, "late_rows_waiting": 0}
 
 
 def test_the_largest_number_that_advice_may_hold_is_kept():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5])
     late.apply(replay, [(5, advice(1e30))])
     numbers, masks = stored(replay, 0)
@@ -146,7 +128,7 @@ def test_questions_whose_answer_never_comes_are_forgotten():
 
 
 def test_counters_are_restored_and_nothing_waits():
-    replay, late = make_replay(), LateAdvice()
+    replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5, 6])
     late.apply(replay, [(5, advice(1))])
     resumed = LateAdvice()
@@ -161,7 +143,7 @@ def test_bad_input_is_named(name):
 
 
 def test_a_whole_number_as_confidence_is_one_like_any_other():
-    late, replay = LateAdvice(), make_replay()
+    late, replay = LateAdvice(), make_replay(6)
     store(late, replay, [7])
     late.apply(replay, [(7, advice(2, confidence=1))])
     assert late.written == 1

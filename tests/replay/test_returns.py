@@ -4,13 +4,8 @@ import math
 
 import pytest
 import torch
+from replays import make_replay
 from tensordict import TensorDict
-from torchrl.data import (
-    LazyTensorStorage,
-    ReplayBufferEnsemble,
-    TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-)
 
 from lore_torchrl import keys
 from lore_torchrl.replay import EpisodeReturns
@@ -18,19 +13,6 @@ from lore_torchrl.replay import EpisodeReturns
 NAN = math.nan
 RETURN = ("next", keys.RETURN)
 RESET = (0.0, "reset")
-
-
-def make_replay(capacity=12, members=2):
-    return ReplayBufferEnsemble(
-        *[
-            TensorDictReplayBuffer(
-                storage=LazyTensorStorage(capacity),
-                writer=TensorDictRoundRobinWriter(track_generations=True),
-            )
-            for _ in range(members)
-        ],
-        routing_key="env_index",
-    )
 
 
 def records(*streams):
@@ -81,33 +63,33 @@ def expect(found, *expected):
 
 
 def test_a_terminated_episode():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0, (4.0, "end")])
     # The reset record's row holds what the whole episode returned: 1 + 2 / 2 + 4 / 4.
     expect(stored(replay), 3.0, 4.0, 4.0, 0.0)
 
 
 def test_a_truncated_episode_goes_on_behind_its_limit():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0, (4.0, "limit")])
     # The last state acted in is worth 30: the reward of that step is part of it.
     expect(stored(replay)[:3], 1 + 0.5 * (2 + 0.5 * 30), 2 + 0.5 * 30, 30.0)
 
 
 def test_an_episode_of_one_step():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, (4.0, "end"), RESET, (4.0, "limit")])
     expect(stored(replay)[:3], 4.0, 0.0, 30.0)
 
 
 def test_what_has_not_ended_is_unknown():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, (2.0, "end"), RESET, 5.0, 6.0])
     expect(stored(replay), 2.0, 2.0, 0.0, NAN, NAN, NAN)
 
 
 def test_streams_are_kept_apart():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0], [RESET, (8.0, "end"), RESET])
     store(returns, replay, [(4.0, "end"), RESET], [2.0, (4.0, "end")])
     expect(stored(replay), 3.0, 4.0, 4.0, 0.0, NAN)
@@ -115,7 +97,7 @@ def test_streams_are_kept_apart():
 
 
 def test_an_episode_over_several_batches():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     for batch in ([RESET], [1.0], [2.0, 4.0]):
         store(returns, replay, batch)
     expect(stored(replay), NAN, NAN, NAN, NAN)
@@ -134,14 +116,14 @@ def test_rows_written_anew_are_left_alone():
 
 
 def test_an_episode_that_a_resume_cut_off_stays_unknown():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0])
     store(returns, replay, [RESET, 4.0, (8.0, "end")])
     expect(stored(replay), NAN, NAN, NAN, 8.0, 8.0, 0.0)
 
 
 def test_nothing_but_the_return_is_written():
-    returns, replay = make_returns(), make_replay()
+    returns, replay = make_returns(), make_replay(12)
     rows = records([RESET, 1.0, (2.0, "end")])
     prepared = returns.prepare(rows.clone())
     assert prepared[RETURN].shape == (3, 1) and prepared[RETURN].isnan().all()

@@ -155,7 +155,7 @@ class LoReConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     mixer: MixerConfig = field(default_factory=MixerConfig)
-    paid_steps: int = 2
+    imitation_ratio: int = 2
     loss: LossConfig = field(default_factory=LossConfig)
     disagreement: DisagreementConfig = field(default_factory=DisagreementConfig)
     value_ensemble: ValueEnsembleConfig = field(default_factory=ValueEnsembleConfig)

@@ -97,7 +97,7 @@ class AdviceBandit(TensorDictModuleBase):
         self.register_buffer("log_odds", torch.tensor(math.log((1 - 2 * floor) / (2 * floor))))
         for name in ("baseline_sum", "baseline_count", "low", "high"):
             self.register_buffer(name, torch.zeros(()))
-        for name in ("segments", "advised_segments", "ignored"):
+        for name in ("advised_segments", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self.in_keys = [is_init_key, keys.COEFFICIENT]
         if segment_steps is not None:
@@ -198,7 +198,6 @@ class AdviceBandit(TensorDictModuleBase):
         value = torch.where(ended, value, 0.0)
         self.low.copy_(torch.minimum(self.low, value.amin()))
         self.high.copy_(torch.maximum(self.high, value.amax()))
-        self.segments.add_(ended.sum())
         advised, alone = ended & advised, ended & ~advised
         self.advised_segments.add_(advised.sum())
 

@@ -20,7 +20,7 @@ from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
-from lore_torchrl.replay import EpisodeReturns, LateAdvice, PaidSteps
+from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice
 
 
 class DreamerReplayHook(TrainerHookBase):
@@ -46,8 +46,8 @@ class DreamerReplayHook(TrainerHookBase):
         take_late: Returns the late answers, such as
             :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
         returns: Writes the returns of the episodes that have ended. Default: ``None``.
-        stored: Adds steps that paid to each sample, a multiple of its records.
-            Default: ``None``.
+        stored: Draws the steps that each sample has for the imitation, a multiple of its
+            records. Default: ``None``.
 
     Attributes:
         listeners: Called with the late answers too, such as
@@ -71,7 +71,7 @@ class DreamerReplayHook(TrainerHookBase):
         late: LateAdvice | None = None,
         take_late: Callable[[], Iterable[tuple[int, Advice | None]]] | None = None,
         returns: EpisodeReturns | None = None,
-        stored: PaidSteps | None = None,
+        stored: ImitationSampler | None = None,
     ):
         if (late is None) != (take_late is None):
             raise ValueError("late and take_late belong together: give both or neither.")
@@ -130,7 +130,7 @@ class DreamerReplayHook(TrainerHookBase):
         sample = self.replay.sample().reshape(self.batch_size, self.seq_len + 1)
         self._handles = sample.select("index", "index_generation")
         sample = sample.exclude("index", "index_generation")
-        self._last_weight = sample.get(keys.WEIGHT, None)
+        self._weights = sample.get(keys.IMITATION_WEIGHT, None)
         sample = sample[:, :-1]
         if self.stored is not None:
             sample = self.with_stored(sample, self.stored.sample())
@@ -138,14 +138,17 @@ class DreamerReplayHook(TrainerHookBase):
 
     def with_stored(self, sample: TensorDictBase, steps: TensorDictBase) -> TensorDictBase:
         """Put steps ``[batch_size * seq_len * K]`` into a sample."""
-        return sample.set(keys.STORED, steps.reshape(*sample.batch_size, -1))
+        return sample.set(keys.IMITATION, steps.reshape(*sample.batch_size, -1))
 
     def write_back(self, sample: TensorDictBase) -> None:
         """Refresh the stored latent states after an update."""
         context = sample.get("replay_context")
-        if self._last_weight is not None:
+        if self._weights is None:
+            context = context.exclude(keys.IMITATION_WEIGHT)
+        elif keys.IMITATION_WEIGHT in context:
             # Of the last posterior it is not known what was gained: the record keeps its own.
-            context.get(keys.WEIGHT)[:, -1] = self._last_weight[:, -1].to(context.device)
+            weight = context.get(keys.IMITATION_WEIGHT)
+            weight[:, -1] = self._weights[:, -1].to(weight.device)
         write_back_latents(self.replay, self._handles, context)
 
     def state_dict(self) -> dict[str, Any]:

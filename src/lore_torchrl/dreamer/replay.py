@@ -178,7 +178,7 @@ def write_back_latents(
         generation=generation[keep],
         patch={
             key: context.get(key).reshape(slots.numel(), -1)[keep.to(context.get(key).device)]
-            for key in ("state", "belief", keys.WEIGHT)
+            for key in ("state", "belief", keys.IMITATION_WEIGHT)
             if key in context
         },
     )

@@ -56,8 +56,8 @@ from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_record
 from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
-from lore_torchrl.replay import EpisodeReturns, PaidSteps
-from lore_torchrl.replay.paid_steps import no_steps
+from lore_torchrl.replay import EpisodeReturns, ImitationSampler
+from lore_torchrl.replay.imitation_sampler import empty_steps
 from lore_torchrl.service import AdviceService
 
 
@@ -207,7 +207,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         late=late,
         take_late=None if late is None else service.take_late,
         returns=_episode_returns(c, agent, learner, device),
-        stored=_paid_steps(c, replay),
+        stored=_imitation_sampler(c, replay),
     )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
@@ -309,13 +309,15 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     return run
 
 
-def _paid_steps(config: TrainConfig, replay: ReplayBufferEnsemble) -> PaidSteps | None:
-    """Build what adds steps that paid to the samples, if they are imitated."""
+def _imitation_sampler(
+    config: TrainConfig, replay: ReplayBufferEnsemble
+) -> ImitationSampler | None:
+    """Build what draws the steps that are imitated, if they are not those of the batch."""
     lore, c = config.lore, config.dreamer
-    if not (lore.enabled and lore.loss.imitation_weight and lore.paid_steps):
+    if not (lore.enabled and lore.loss.imitation_weight and lore.imitation_ratio):
         return None
-    number = lore.paid_steps * c.batch_size * c.seq_len
-    return PaidSteps(replay, num_steps=number, seed=config.seed)
+    number = lore.imitation_ratio * c.batch_size * c.seq_len
+    return ImitationSampler(replay, num_steps=number, seed=config.seed)
 
 
 def _episode_returns(
@@ -374,7 +376,7 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
         records = hook.returns.prepare(records)
     sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
     if hook.stored is not None:
-        sample = hook.with_stored(sample, no_steps(records, hook.stored.num_steps))
+        sample = hook.with_stored(sample, empty_steps(records, hook.stored.num_steps))
     return sample.to(hook.device)
 
 

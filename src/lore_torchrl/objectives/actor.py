@@ -280,8 +280,9 @@ class LoReActorLoss(LossModule):
     @property
     def advised(self) -> bool:
         """Whether there is anything to compute on states that carry advice."""
+        aligner = self.mixing.temperature
         weights = self.prior_weight, self.bonus_weight, self.distillation_weight
-        return any(weights) or self.constrained
+        return any(weights) or self.constrained or (aligner is not None and aligner.rate > 0)
 
     @property
     def active(self) -> bool:
@@ -370,7 +371,7 @@ class LoReActorLoss(LossModule):
                 and the return, aligned, with any batch shape. Latent features are detached.
             advice: What :meth:`complete` returned, if it is known already.
             stored: Steps that are imitated in place of those, with ``state``, ``belief``,
-                action and ``lore_weight``, :math:`f`. Default: ``None``, the same.
+                action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (share of
@@ -389,28 +390,26 @@ class LoReActorLoss(LossModule):
         """Return :meth:`advice_terms`, and :math:`f` ``[*B]`` if steps are imitated."""
         if not self.active:
             return TensorDict({}, []), None
-        tk, mixing, terms, paid = self.tensor_keys, self.mixing, {}, None
-        features = tensordict.select(*self.actor_model.in_keys).detach()
-        policy = mixing.policy_of(self.actor_model.get_dist(features))
-        followed = None
+        tk, mixing, terms, gains = self.tensor_keys, self.mixing, {}, None
+        policy = followed = None
+        if self.advised or stored is None:
+            policy = self._policy(tensordict)
         if self.imitation_weight:
-            taken = tensordict.get(tk.executed)
-            paid = self._paid(tensordict)
-            imitated, weight = mixing.log_prob(policy, taken), paid
+            gains = self._gains(tensordict)
+            steps, acting, weight = tensordict, policy, gains
             if stored is not None:
-                features = stored.select(*self.actor_model.in_keys)
-                policy_there = mixing.policy_of(self.actor_model.get_dist(features))
-                imitated = mixing.log_prob(policy_there, stored.get(tk.executed))
-                weight = stored.get(keys.WEIGHT).squeeze(-1)
-            terms["loss_lore_imitation"] = -self.imitation_weight * _weighted_mean(imitated, weight)
-            terms["lore_imitated"] = (paid > 0).float().mean()
+                steps, acting = stored, self._policy(stored)
+                weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
+            log_prob = mixing.log_prob(acting, steps.get(tk.executed))
+            terms["loss_lore_imitation"] = -self.imitation_weight * _weighted_mean(log_prob, weight)
+            terms["lore_imitated"] = (gains > 0).float().mean()
         if self.advised:
             raw, learnt = self.complete(tensordict) if advice is None else advice
             if learnt is not None:
                 terms["lore_learnt"] = learnt.float().mean()
             if self.imitation_weight:
-                first = raw[0].argmax(-1, keepdim=True)
-                followed = paid * (mixing.nearest(taken) == first).squeeze(-1)
+                taken = mixing.nearest(tensordict.get(tk.executed))
+                followed = gains * (taken == raw[0].argmax(-1, keepdim=True)).squeeze(-1)
             terms |= self._advised_terms(tensordict, policy, raw, followed)
         if self.training:
             self.updates.add_(1)
@@ -418,10 +417,15 @@ class LoReActorLoss(LossModule):
             name: value if name.startswith("loss_") else value.detach().clone()
             for name, value in terms.items()
         }
-        return TensorDict(terms, []), paid
+        return TensorDict(terms, []), gains
+
+    def _policy(self, tensordict: TensorDictBase) -> Any:
+        """Return the policy in states whose features get no gradient, as the mixer knows one."""
+        features = tensordict.select(*self.actor_model.in_keys).detach()
+        return self.mixing.policy_of(self.actor_model.get_dist(features))
 
     @torch.no_grad()
-    def _paid(self, tensordict: TensorDictBase) -> Tensor:
+    def _gains(self, tensordict: TensorDictBase) -> Tensor:
         """Return :math:`f` of each state, ``[*B]``."""
         tk, critic = self.tensor_keys, self.value_model
         key = self.actor_loss.tensor_keys.value

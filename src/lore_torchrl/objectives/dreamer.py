@@ -67,8 +67,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             prior_logits (NestedKey): Default: ``"llm_prior_logits"``.
             confidence (NestedKey): Default: ``"llm_confidence"``.
             mask (NestedKey): Default: ``"llm_mask"``.
-            stored (NestedKey): Steps that paid (:class:`~lore_torchrl.replay.PaidSteps`), which
-                are imitated in place of the sample's own; not needed. Default: ``"lore_stored"``.
+            stored (NestedKey): Steps of an :class:`~lore_torchrl.replay.ImitationSampler`, imitated
+                in place of the sample's own; not needed. Default: ``"lore_imitation"``.
             lore_return (NestedKey): Real return of each record; where the sample has none, the
                 lambda return stands for it. Default: ``"lore_return"``.
         """
@@ -77,7 +77,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         confidence: NestedKey = keys.CONFIDENCE
         mask: NestedKey = keys.MASK
         lore_return: NestedKey = keys.RETURN
-        stored: NestedKey = keys.STORED
+        stored: NestedKey = keys.IMITATION
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -158,24 +158,29 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if self.prior_net_loss is not None:
             terms, own = self._distil(advised)
             result.update(terms)
-        given, learnt = self.actor_loss.complete(advised, own)
-        # Where an episode has ended nothing is to be done: there is nothing to learn either.
-        done = sample.get(("next", self.value_loss.tensor_keys.done))
-        goes_on = ~done.reshape(given[2].shape)
-        given[2] = given[2] & goes_on
-        advice = given, None if learnt is None else learnt & goes_on
+        advice = self._completed(advised, sample, own) if self.actor_loss.advised else None
         if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
             self._add_returns(advised, sample)
         if self.value_ensemble_loss is not None:
             returns = advised.get(self.actor_loss.tensor_keys.lambda_return)
             terms = self.value_ensemble_loss.terms(advised, returns, returns.isfinite())
             result.update(terms)
-        terms, paid = self.actor_loss.weigh(
+        terms, gains = self.actor_loss.weigh(
             advised, advice, sample.get(self.tensor_keys.stored, None)
         )
-        if paid is not None:
-            context.set(keys.WEIGHT, paid.unsqueeze(-1))
+        if gains is not None:
+            context.set(keys.IMITATION_WEIGHT, gains.unsqueeze(-1))
         return result.update(terms)
+
+    def _completed(
+        self, advised: TensorDictBase, sample: TensorDictBase, own: tuple[Tensor, Tensor] | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return the advice of each state, PriorNet's included, and none at an episode's end."""
+        given, learnt = self.actor_loss.complete(advised, own)
+        done = sample.get(("next", self.value_loss.tensor_keys.done))
+        goes_on = ~done.reshape(given[2].shape)
+        given[2] = given[2] & goes_on
+        return given, None if learnt is None else learnt & goes_on
 
     @torch.no_grad()
     def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:

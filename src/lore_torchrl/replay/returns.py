@@ -55,9 +55,9 @@ class EpisodeReturns:
         self._open: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
 
     def prepare(self, records: TensorDictBase) -> TensorDictBase:
-        """Add the entry, as yet unknown, to records ``[N]`` before they are stored."""
+        """Add the return, as yet unknown, and an imitation weight of 0 to records ``[N]``."""
         reward = records.get(("next", "reward")).reshape(len(records), 1)
-        records.set(keys.WEIGHT, torch.zeros_like(reward))
+        records.set(keys.IMITATION_WEIGHT, torch.zeros_like(reward))
         return records.set(self.return_key, torch.full_like(reward, torch.nan))
 
     def write(

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from lore_torchrl import keys
 from lore_torchrl.dreamer.replay import build_replay
-from lore_torchrl.replay import PaidSteps
+from lore_torchrl.replay import ImitationSampler
 
 STREAMS, STEPS = 2, 10
 
@@ -28,31 +28,31 @@ def filled(paid: list[tuple[int, int]]):
         "belief": column + 0.5,
         "action": column.long(),
         "observation": column.expand(-1, 100),
-        keys.WEIGHT: 0.1 * weight.float().unsqueeze(-1),
+        keys.IMITATION_WEIGHT: 0.1 * weight.float().unsqueeze(-1),
     }
     replay.extend(TensorDict(entries, [STREAMS * STEPS]))
     return replay
 
 
 def test_only_steps_that_paid_are_drawn_each_as_often():
-    drawn = PaidSteps(filled([(0, 3), (1, 0), (1, 9)]), num_steps=3000).sample()
+    drawn = ImitationSampler(filled([(0, 3), (1, 0), (1, 9)]), num_steps=3000).sample()
     assert drawn.shape == (3000,) and "observation" not in drawn
     steps, counts = drawn["state"].unique(return_counts=True)
     assert steps.tolist() == [3.0, 10.0, 19.0]
     assert counts.min() > 900, "evenly"
     assert torch.equal(drawn["belief"], drawn["state"] + 0.5)
     assert torch.equal(drawn["action"], drawn["state"].long())
-    assert drawn[keys.WEIGHT].eq(0.1).all()
+    assert drawn[keys.IMITATION_WEIGHT].eq(0.1).all()
 
 
 def test_where_nothing_has_paid_they_have_no_weight():
-    drawn = PaidSteps(filled([]), num_steps=5).sample()
-    assert drawn.shape == (5,) and not drawn[keys.WEIGHT].any()
+    drawn = ImitationSampler(filled([]), num_steps=5).sample()
+    assert drawn.shape == (5,) and not drawn[keys.IMITATION_WEIGHT].any()
 
 
 def test_the_stream_is_its_own_and_goes_on_where_it_was():
     replay = filled([(0, step) for step in range(STEPS)])
-    first, second = (PaidSteps(replay, num_steps=8, seed=3) for _ in "ab")
+    first, second = (ImitationSampler(replay, num_steps=8, seed=3) for _ in "ab")
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first.sample()
@@ -63,4 +63,4 @@ def test_the_stream_is_its_own_and_goes_on_where_it_was():
 
 def test_a_size_that_is_not_positive_is_named():
     with pytest.raises(ValueError, match="num_steps must be positive, got 0"):
-        PaidSteps(filled([]), num_steps=0)
+        ImitationSampler(filled([]), num_steps=0)

@@ -1,4 +1,4 @@
-"""Draws recorded steps that paid, for the imitation alone."""
+"""Draws steps with a positive gain from all of replay, for the imitation alone."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torchrl.data import ReplayBufferEnsemble
 
 from lore_torchrl import keys
 
-_ENTRIES = ("state", "belief", "action", keys.WEIGHT)
+_ENTRIES = ("state", "belief", "action", keys.IMITATION_WEIGHT)
 
 
-class PaidSteps:
-    r"""Draw steps that paid from all of replay, with the latent states that it holds.
+class ImitationSampler:
+    r"""Draw steps with a positive imitation weight from all of replay, with their latent states.
 
-    The world model runs on a few hundred records an update, of which perhaps a tenth paid: too
-    few for a steady gradient of the imitation. Replay also holds the latent state that each
-    record was acted in and, beside it, how much the step is imitated, :math:`f`, both refreshed
-    whenever the record is trained on. Steps are drawn evenly, with replacement, from those with
-    :math:`f > 0`; imitating them costs the actor alone, a small network.
+    The world model runs on a few hundred records an update, of which perhaps a tenth has a
+    positive weight :math:`f`: the gradient of the imitation is noisy. Replay also holds the latent
+    state that each record was acted in and, beside it, its :math:`f`, both refreshed whenever
+    the record is trained on. Steps are drawn uniformly, with replacement, from those with
+    :math:`f > 0`; imitating them costs one pass of the actor.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
@@ -41,16 +41,17 @@ class PaidSteps:
     def sample(self) -> TensorDictBase:
         """Return state, belief, action and :math:`f` of steps ``[num_steps]``.
 
-        Where no step has paid yet they are any steps, of weight 0.
+        Before any step has a positive weight they are arbitrary, of weight 0.
         """
         stored = [
             self.replay[stream].storage[:].select(*_ENTRIES)
             for stream in range(len(self.replay.writer))
             if len(self.replay[stream])
         ]
-        weights = torch.cat([part.get(keys.WEIGHT).reshape(-1) for part in stored])
-        paid = (weights > 0).nonzero().squeeze(-1)
-        pool = paid if len(paid) else torch.zeros(1, dtype=torch.long)
+        weights = torch.cat([part.get(keys.IMITATION_WEIGHT).reshape(-1) for part in stored])
+        pool = (weights > 0).nonzero().squeeze(-1)
+        if not len(pool):
+            pool = pool.new_zeros(1)
         drawn = torch.randint(len(pool), (self.num_steps,), generator=self.generator)
         places = pool[drawn].sort().values
         parts, first = [], 0
@@ -69,7 +70,7 @@ class PaidSteps:
         self.generator.set_state(torch.tensor(state["rng"], dtype=torch.uint8))
 
 
-def no_steps(records: TensorDictBase, num_steps: int) -> TensorDict:
-    """Return steps of zeros in the shape that :meth:`PaidSteps.sample` gives them."""
+def empty_steps(records: TensorDictBase, num_steps: int) -> TensorDict:
+    """Return steps of zeros in the shape that :meth:`ImitationSampler.sample` gives them."""
     zeros = records[:1].select(*_ENTRIES).apply(torch.zeros_like)
     return zeros.expand(num_steps).clone()
