@@ -17,9 +17,6 @@ from lore_torchrl.functional import (
     log_floor,
     masked_mean,
     max_entropy,
-    mix_logits,
-    mix_probs,
-    project_weight,
     step_multiplier,
     two_hot_variance,
 )
@@ -133,28 +130,11 @@ class TestCleanAdvice:
         assert prior[0, 0].isnan() and prior[0, 1] == 1.0
 
 
-class TestMixing:
-    def test_mix_logits_is_a_product_of_experts(self):
-        log_p, direction = log_probs(7, 4), torch.randn(7, 4)
-        expected = log_p.exp() * (0.6 * direction).exp()
-        expected = expected / expected.sum(-1, keepdim=True)
-        torch.testing.assert_close(mix_logits(log_p, direction, torch.tensor(0.6)).exp(), expected)
-
-    def test_mix_probs_is_a_mixture(self):
-        log_p, log_prior = log_probs(7, 4), log_probs(7, 4)
-        gate = torch.linspace(0, 1, 7).unsqueeze(-1)
-        expected = (1 - gate) * log_p.exp() + gate * log_prior.exp()
-        torch.testing.assert_close(mix_probs(log_p, log_prior, gate).exp(), expected)
-
-    def test_mix_probs_with_a_shut_gate_is_the_policy_to_the_bit(self):
-        log_p = log_probs(50, 4)
-        assert torch.equal(mix_probs(log_p, log_probs(50, 4), torch.zeros(50, 1)), log_p)
-
-
-def _kl64(mix, log_p, other, weight):
-    """KL(mix || policy) in float64, so that it judges the float32 projection."""
+def _kl64(log_p, direction, weight):
+    """KL(mixture || policy) in float64, so that it judges the float32 weight."""
     log_p = torch.log_softmax(log_p.double(), -1)
-    return categorical_kl(mix(log_p, other.double(), weight.double()), log_p).unsqueeze(-1)
+    mixed = torch.log_softmax(log_p + weight.double() * direction.double(), -1)
+    return categorical_kl(mixed, log_p).unsqueeze(-1)
 
 
 _logit = st.floats(-30, 30, width=32)
@@ -180,112 +160,30 @@ class TestBoundedWeight:
         weight = bounded_weight(direction, wanted, max_kl)
         assert ((weight >= 0) & (weight <= wanted)).all()
         slack = 1e-5 * max_kl + 3e-7 * (1 + log_p.abs().max().item())
-        assert _kl64(mix_logits, log_p, direction, weight) <= max_kl + slack
-        # Nothing is given away that the search would not have had to give too.
-        searched = project_weight(mix_logits, log_p, direction, wanted, max_kl)
-        assert (weight <= 1.03 * searched + 3.6e-4 * wanted).all()
+        assert _kl64(log_p, direction, weight) <= max_kl + slack
 
     def test_the_bound_is_reached_where_half_the_policy_pulls_each_way(self):
         direction = torch.tensor([[0.2, 0.0]])
         weight = bounded_weight(direction, torch.ones(1, 1), 0.001)
-        kl = _kl64(mix_logits, torch.full((1, 2), 0.5).log(), direction, weight)
+        kl = _kl64(torch.full((1, 2), 0.5).log(), direction, weight)
         assert 0.00099 < kl.item() <= 0.001
+
+    @pytest.mark.parametrize("num_actions", [3, 7])
+    def test_most_of_the_bound_is_used_where_the_policy_is_uniform(self, num_actions):
+        log_p = torch.full((1, num_actions), 1.0 / num_actions).log()
+        direction = torch.zeros(1, num_actions).index_fill(1, torch.tensor([2]), 1e3)
+        weight = bounded_weight(direction, torch.ones(1, 1), 0.5)
+        assert 0.3 < _kl64(log_p, direction, weight).item() <= 0.5
+
+    def test_a_weight_that_overflows_is_cut_to_one_that_does_not(self):
+        direction = torch.tensor([[1e38, -1e38, 0.0]])
+        weight = bounded_weight(direction, torch.tensor([[1e6]]), 1.0)
+        assert _kl64(log_probs(1, 3), direction, weight) <= 1.0 + 1e-5
 
     def test_without_a_bound_or_a_direction_the_weight_is_kept(self):
         wanted = torch.rand(5, 1)
         assert torch.equal(bounded_weight(torch.randn(5, 3), wanted, float("inf")), wanted)
         assert torch.equal(bounded_weight(torch.zeros(5, 3), wanted, 1.0), wanted)
-
-
-class TestProjectWeight:
-    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
-    @given(case=_cases)
-    @settings(max_examples=300, deadline=None, derandomize=True)
-    def test_bound_holds_and_is_used(self, mix, case):
-        policy, prior, confidence, beta, max_kl = case
-        log_p = torch.log_softmax(torch.tensor([policy]), -1)
-        prior = torch.tensor([prior])
-        wanted = torch.tensor([[beta]])
-        if mix is mix_logits:
-            other = confidence * (prior - prior.mean(-1, keepdim=True))
-        else:
-            other, wanted = torch.log_softmax(prior, -1), wanted.clamp(max=1.0) * confidence
-        weight = project_weight(mix, log_p, other, wanted, max_kl)
-
-        assert ((weight >= 0) & (weight <= wanted)).all()
-        # float32 knows a KL to about an ulp of the log-probabilities it is made of.
-        slack = 1e-5 * max_kl + 3e-7 * (1 + log_p.abs().max().item())
-        assert _kl64(mix, log_p, other, weight) <= max_kl + slack
-        if (weight < wanted).all():
-            larger = torch.minimum(1.02 * weight + 3.6e-4 / 24 * wanted, wanted)
-            assert _kl64(mix, log_p, other, larger) >= max_kl - slack
-        if (_kl64(mix, log_p, other, wanted) <= max_kl - slack).all():
-            assert torch.equal(weight, wanted)
-
-    def test_more_points_narrow_the_answer(self):
-        log_p, other = log_probs(100, 5), 8 * torch.randn(100, 5)
-        exact = project_weight(mix_logits, log_p, other, torch.ones(100, 1), 0.3, num_points=512)
-        last = float("inf")
-        for num_points in (8, 32, 128):
-            found = project_weight(
-                mix_logits, log_p, other, torch.ones(100, 1), 0.3, num_points=num_points
-            )
-            missing = (exact - found) / exact
-            assert missing.min() > -1e-3
-            assert missing.max() < last
-            last = missing.max()
-
-    @pytest.mark.parametrize("logit", [1e2, 1e3, 3e3])
-    def test_steep_advice_is_bounded_and_not_dropped(self, logit):
-        log_p = torch.full((1, 5), 0.2).log()
-        other = torch.tensor([[logit, 0.0, 0.0, 0.0, 0.0]])
-        weight = project_weight(mix_logits, log_p, other, torch.ones(1, 1), 1.0)
-        assert 0.94 < _kl64(mix_logits, log_p, other, weight).item() <= 1.0 + 1e-5
-
-    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
-    def test_weight_within_the_bound_is_kept_to_the_bit(self, mix):
-        log_p = log_probs(500, 5)
-        other = torch.randn(500, 5) if mix is mix_logits else log_probs(500, 5)
-        wanted = torch.rand(500, 1)
-        assert torch.equal(project_weight(mix, log_p, other, wanted, 1e3), wanted)
-
-    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
-    def test_zero_weight_stays_zero(self, mix):
-        log_p = log_probs(20, 5)
-        other = log_probs(20, 5)
-        weight = project_weight(mix, log_p, other, torch.zeros(20, 1), 1.0)
-        assert weight.eq(0).all()
-
-    @pytest.mark.parametrize("mix", [mix_logits, mix_probs])
-    def test_zero_radius_leaves_no_measurable_divergence(self, mix):
-        log_p = log_probs(200, 5)
-        other = 4 * torch.randn(200, 5) if mix is mix_logits else log_probs(200, 5, scale=4.0)
-        weight = project_weight(mix, log_p, other, torch.ones(200, 1), 0.0)
-        assert _kl64(mix, log_p, other, weight).max() < 1e-6
-
-    def test_radius_may_differ_by_row(self):
-        log_p, other = log_probs(1, 5).expand(3, 5), torch.randn(1, 5).expand(3, 5) * 5
-        radius = torch.tensor([[0.01], [0.1], [1.0]])
-        weight = project_weight(mix_logits, log_p, other, torch.ones(3, 1), radius)
-        torch.testing.assert_close(
-            _kl64(mix_logits, log_p, other, weight).float(), radius, rtol=0.1, atol=0
-        )
-
-    def test_a_weight_that_overflows_is_cut_to_one_that_does_not(self):
-        log_p = log_probs(1, 3)
-        other = torch.tensor([[1e38, -1e38, 0.0]])
-        weight = project_weight(mix_logits, log_p, other, torch.tensor([[1e6]]), 1.0)
-        assert weight < 10
-        assert _kl64(mix_logits, log_p, other, weight) <= 1.0 + 1e-5
-
-    def test_any_batch_shape(self):
-        log_p, other = log_probs(2, 3, 4, 5), 6 * torch.randn(2, 3, 4, 5)
-        wanted = torch.rand(2, 3, 4, 1)
-        weight = project_weight(mix_logits, log_p, other, wanted, 0.2)
-        flat = project_weight(
-            mix_logits, log_p.reshape(-1, 5), other.reshape(-1, 5), wanted.reshape(-1, 1), 0.2
-        )
-        assert torch.equal(weight.reshape(-1, 1), flat)
 
 
 class TestAlignTemperature:

@@ -12,7 +12,6 @@ from lore_torchrl.functional_gaussian import (
     gaussian_entropy,
     gaussian_kl,
     mix_gaussians,
-    project_gaussian_weight,
     scale_entropy,
 )
 
@@ -81,26 +80,6 @@ def test_divergence_grows_with_the_weight(case):
     mixed = mix_gaussians(loc, scale, prior_loc, prior_scale, weights)
     kl = gaussian_kl(*mixed, loc, scale)
     assert (kl.diff() >= -1e-9 * kl[1:].clamp_min(1.0)).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(_cases, st.floats(2.0**-10, 4.0, width=32), st.floats(2.0**-10, 2.0, width=32))
-def test_projection_holds_the_bound_and_uses_it(case, weight, max_kl):
-    loc, scale, prior_loc, prior_scale = (value.float() for value in double(case))
-    wanted = torch.tensor([weight])
-    found = project_gaussian_weight(loc, scale, prior_loc, prior_scale, wanted, max_kl)
-
-    def kl(value):
-        policy = loc.double(), scale.double()
-        prior = prior_loc.double(), prior_scale.double()
-        return gaussian_kl(*mix_gaussians(*policy, *prior, value.double()), *policy).item()
-
-    assert 0.0 <= found.item() <= wanted.item()
-    assert kl(found) <= max_kl * (1 + 1e-3) + 1e-5
-    if kl(wanted) <= max_kl * (1 - 1e-3) - 1e-5:
-        assert torch.equal(found, wanted)
-    elif found > 1e-3 * wanted:
-        assert kl(found * 1.05) > max_kl * (1 - 1e-3) - 1e-5
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,6 @@ captured CUDA graph. ``A`` is the number of actions, ``*B`` any batch shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -112,125 +111,17 @@ def clean_advice(
     return logits, weight, valid
 
 
-def mix_logits(log_p: Tensor, direction: Tensor, beta: Tensor, dim: int = -1) -> Tensor:
-    r"""Add advice to a policy: :math:`\log\mathrm{softmax}(\log p + \beta\, d)`.
-
-    Args:
-        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
-        direction: Tempered, centred, confidence-weighted advice, shape ``[*B, A]``.
-        beta: Weight, broadcastable to ``[*B, 1]``.
-        dim: Where the actions are. Default: ``-1``.
-    """
-    return torch.log_softmax(log_p + beta * direction, dim)
-
-
-def mix_probs(log_p: Tensor, log_prior: Tensor, gate: Tensor, dim: int = -1) -> Tensor:
-    r"""Mix two distributions: :math:`\log\left((1-g)\,p + g\,\rho\right)`.
-
-    Args:
-        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
-        log_prior: Normalised prior log-probabilities, shape ``[*B, A]``.
-        gate: Weight in ``[0, 1]``, broadcastable to ``[*B, 1]``.
-        dim: As in :func:`mix_logits`. Each action is mixed by itself, wherever it is.
-    """
-    # Where the gate is shut the policy passes through untouched, to the bit.
-    mixed = (1.0 - gate) * log_p.exp() + gate * log_prior.exp()
-    mixed = mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
-    return torch.where(gate > 0, mixed, log_p)
-
-
-def largest_weight(
-    divergence: Callable[[Tensor], Tensor],
-    weight: Tensor,
-    max_kl: float | Tensor,
-    *,
-    num_points: int = 24,
-) -> Tensor:
-    r"""Return the largest weight up to ``weight`` at which a divergence keeps to its bound.
-
-    .. math::
-        \beta' = \max\{b \le \beta : D(b) \le \epsilon\}
-
-    for a divergence that is zero at zero and grows with the weight. Two rounds of
-    candidates, tried side by side, bracket the answer from below: a geometric one down to
-    a few ten-thousandths of ``weight`` (advice may be steep), then an even one between its
-    neighbours. With the default number of points an answer on the ladder is within 2% of
-    the largest weight.
-
-    Args:
-        divergence: :math:`D`, from candidates ``[*B, N]`` to nats ``[*B, N]``.
-        weight: Wanted weight :math:`\beta`, shape ``[*B, 1]``, not negative.
-        max_kl: Bound :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
-        num_points: Candidates in a round. Default: ``24``.
-
-    Returns:
-        Weight with shape ``[*B, 1]``; equal to ``weight``, to the bit, wherever that
-        already satisfies the bound.
-    """
-
-    def passed(candidates: Tensor) -> Tensor:
-        # A prefix, not a count: rounding may let a later candidate slip back under.
-        return (divergence(candidates) <= max_kl).long().cumprod(-1).sum(-1, keepdim=True)
-
-    step = torch.arange(num_points, device=weight.device, dtype=weight.dtype)
-    # 0, then from about 3e-4 to exactly 1.
-    rungs = torch.exp2((step + 1 - num_points) * (12.0 / num_points))
-    rungs = torch.cat((rungs.new_zeros(1), rungs))
-    found = passed(weight * rungs[1:])
-    low = weight * rungs[found]
-    width = weight * rungs[(found + 1).clamp_max(num_points)] - low
-    share = (step + 1) / num_points
-    return low + width * (passed(low + width * share) / num_points)
-
-
-def project_weight(
-    mix: Callable[[Tensor, Tensor, Tensor, int], Tensor],
-    log_p: Tensor,
-    other: Tensor,
-    weight: Tensor,
-    max_kl: float | Tensor,
-    *,
-    num_points: int = 24,
-) -> Tensor:
-    r"""Return the largest weight whose mixture stays within a KL ball of the policy.
-
-    .. math::
-        \beta' = \max\{b \le \beta : \mathrm{KL}(\mathrm{mix}(b) \,\|\, p) \le \epsilon\}
-
-    by :func:`largest_weight`: the divergence grows with the weight for both
-    :func:`mix_logits` and :func:`mix_probs`.
-
-    Args:
-        mix: :func:`mix_logits` or :func:`mix_probs`.
-        log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
-        other: Second argument of ``mix``, shape ``[*B, A]``.
-        weight: Wanted weight, shape ``[*B, 1]``, not negative.
-        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
-        num_points: Candidates in a round. Default: ``24``.
-
-    Returns:
-        Weight with shape ``[*B, 1]``, as :func:`largest_weight` gives it.
-    """
-    # Actions first: there a CPU is several times as fast.
-    log_p = log_p.movedim(-1, 0).contiguous().unsqueeze(-1)
-    other = other.movedim(-1, 0).contiguous().unsqueeze(-1)
-
-    def divergence(candidates: Tensor) -> Tensor:
-        return categorical_kl(mix(log_p, other, candidates, 0), log_p, 0)
-
-    return largest_weight(divergence, weight, max_kl, num_points=num_points)
-
-
 def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) -> Tensor:
-    r"""Return a weight whose :func:`mix_logits` keeps the KL bound, without a search.
+    r"""Return a weight with which advice added to any policy keeps a KL bound.
+
+    For :math:`\mathrm{softmax}(\log p + \beta' d)`, whatever :math:`p` is:
 
     .. math::
         \beta' = \min\Bigl(\beta,\; \frac{\sqrt{8\,\epsilon}}{\max_a d_a - \min_a d_a}\Bigr)
 
-    Whatever the policy is: along :math:`p_b \propto p\,e^{b d}` the divergence from
+    since along :math:`p_b \propto p\,e^{b d}` the divergence from
     :math:`p` is :math:`\int_0^\beta b\,\mathrm{Var}_{p_b}[d]\,db`, and a variance is at most
-    a quarter of the squared range (Popoviciu). :func:`project_weight` stays closer to the
-    bound and costs some twenty times as much.
+    a quarter of the squared range (Popoviciu).
 
     Args:
         direction: Advice, shape ``[*B, A]``.
@@ -300,7 +191,7 @@ def two_hot_variance(value_logits: Tensor, bins: Tensor) -> Tensor:
     r"""Variance of a two-hot critic's own distribution, in symlog units.
 
     .. math::
-        \mathrm{Var}[V] = \sum_k q_k\, b_k^2 - \bigl(\sum_k q_k\, b_k\bigr)^2
+        \mathrm{Var}[V] = \sum_k q_k \bigl(b_k - \sum_j q_j\, b_j\bigr)^2
 
     Args:
         value_logits: Categorical value logits, shape ``[*B, K]``.
@@ -309,11 +200,10 @@ def two_hot_variance(value_logits: Tensor, bins: Tensor) -> Tensor:
     Returns:
         Variance with shape ``[*B, 1]``.
     """
+    # Sums of products, which autocast leaves in float32: a matrix product it would not.
     probs = torch.softmax(value_logits.float(), -1)
-    # One product gives both moments; in bfloat16, as under autocast, their difference is lost.
-    with torch.autocast(probs.device.type, enabled=False):
-        moments = probs @ torch.stack((bins, bins.square()), -1)
-    return (moments[..., 1:] - moments[..., :1].square()).clamp_min(0.0)
+    mean = (probs * bins).sum(-1, keepdim=True)
+    return (probs * (bins - mean).square()).sum(-1, keepdim=True)
 
 
 def step_multiplier(multiplier: Tensor, violation: Tensor, lr: float, maximum: Tensor) -> Tensor:

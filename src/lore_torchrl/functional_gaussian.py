@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from lore_torchrl.functional import largest_weight
-
 
 def anchor_moments(probs: Tensor, anchors: Tensor, min_scale: float) -> tuple[Tensor, Tensor]:
     r"""Match a Gaussian to a distribution over anchor actions, by its first two moments.
@@ -100,48 +98,6 @@ def mix_gaussians(
     return torch.where(weight > 0, mixed[0], loc), torch.where(weight > 0, mixed[1], scale)
 
 
-def project_gaussian_weight(
-    loc: Tensor,
-    scale: Tensor,
-    prior_loc: Tensor,
-    prior_scale: Tensor,
-    weight: Tensor,
-    max_kl: float | Tensor,
-    *,
-    num_points: int = 24,
-) -> Tensor:
-    r"""Return the largest weight whose product stays within a KL ball of the policy.
-
-    .. math::
-        w' = \max\{v \le w :
-            \mathrm{KL}(\mathcal N_{mix}(v) \,\|\, \mathcal N) \le \epsilon\}
-
-    by :func:`~lore_torchrl.functional.largest_weight`. With
-    :math:`k = 1 + v \sigma^2 / \sigma_\rho^2` the divergence of a dimension is
-    :math:`\frac12 (1/k - 1 + \ln k + (1 - 1/k)^2 (\mu_\rho - \mu)^2 / \sigma^2)`, whose
-    derivative in :math:`k \ge 1` is nowhere negative: it grows with the weight.
-
-    Args:
-        loc: As in :func:`mix_gaussians`.
-        scale: As in :func:`mix_gaussians`.
-        prior_loc: As in :func:`mix_gaussians`.
-        prior_scale: As in :func:`mix_gaussians`.
-        weight: Wanted weight, shape ``[*B, 1]``, not negative.
-        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
-        num_points: Candidates in a round. Default: ``24``.
-
-    Returns:
-        Weight with shape ``[*B, 1]``.
-    """
-    policy = (loc.unsqueeze(-2), scale.unsqueeze(-2))
-    prior = (prior_loc.unsqueeze(-2), prior_scale.unsqueeze(-2))
-
-    def divergence(candidates: Tensor) -> Tensor:
-        return gaussian_kl(*mix_gaussians(*policy, *prior, candidates.unsqueeze(-1)), *policy)
-
-    return largest_weight(divergence, weight, max_kl, num_points=num_points)
-
-
 def bounded_gaussian_weight(
     loc: Tensor,
     scale: Tensor,
@@ -150,7 +106,7 @@ def bounded_gaussian_weight(
     weight: Tensor,
     max_kl: float | Tensor,
 ) -> Tensor:
-    r"""Return a weight whose :func:`mix_gaussians` keeps the KL bound, without a search.
+    r"""Return a weight whose :func:`mix_gaussians` keeps a KL bound.
 
     With :math:`r_i = \sigma_i^2 / \sigma_{\rho,i}^2`,
     :math:`d_i^2 = (\mu_{\rho,i} - \mu_i)^2 / \sigma_i^2` and :math:`c_i = \frac12 + d_i^2`,
@@ -163,7 +119,7 @@ def bounded_gaussian_weight(
 
     Each dimension gets the share :math:`\epsilon_i` of the bound that it would use up for a
     small weight, and keeps to it: for :math:`x = w r_i` and :math:`s = x / (1 + x)` its
-    divergence :math:`D_i`, given at :func:`project_gaussian_weight`, obeys
+    divergence :math:`D_i` from the policy obeys
 
     .. math::
         2 D_i = \ln(1 + x) - s + d_i^2 s^2 \le
@@ -171,7 +127,7 @@ def bounded_gaussian_weight(
 
     since :math:`\ln(1 + x) - s = \sum_{n \ge 2} s^n / n \le s^2 / (2 - 2 s)`, and
     :math:`d_i^2 s^2 - s` is convex in :math:`s`. In one dimension more than a third of
-    :math:`\epsilon` is used; a search comes closer and costs several times as much.
+    :math:`\epsilon` is used.
 
     Args:
         loc: As in :func:`mix_gaussians`.

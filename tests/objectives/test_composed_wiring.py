@@ -146,7 +146,7 @@ class TestGate:
         log_p = actor_loss.actor_model.get_dist(context).logits.log_softmax(-1).detach()
         values = actor_loss.value_model(context.clone())["state_value_logits"].detach()
         variance = two_hot_variance(values, torch.linspace(-20, 20, values.shape[-1]))
-        spread = loss.disagreement_loss.ensemble.disagreement(
+        spread = loss.actor_loss.disagreement.disagreement(
             context["state"], context["belief"], log_p
         )
         entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True) / math.log(log_p.shape[-1])
@@ -228,7 +228,7 @@ def test_the_value_ensemble_learns_discounted_returns_where_an_action_was_taken(
         after = returns[:, t] = step["next", "reward"] + gamma * goes_on * ahead
         after = torch.where(step["is_init"], value[:, t], after)
     acted = ~following["is_init"]
-    members = loss.value_ensemble_loss.ensemble.predict(context["state"], context["belief"])
+    members = loss.actor_loss.value_ensemble.predict(context["state"], context["belief"])
     error = (members[:, :, :-1] - symlog(returns)).square().mean(0)
     torch.testing.assert_close(result["loss_value_ensemble"], error[acted].mean())
 
@@ -237,7 +237,7 @@ def test_disagreement_is_about_the_action_taken_at_a_state():
     loss, sample = learner(gate={"disagreement_weight": 0.3}), half_advised()
     result = forward(loss, sample)
     state, belief = (result["replay_context", key] for key in ("state", "belief"))
-    ensemble = loss.disagreement_loss.ensemble
+    ensemble = loss.actor_loss.disagreement
     members = ensemble.predict(state[:, :-1], belief[:, :-1], sample["action"][:, 1:])
     error = (members - state[:, 1:]).square().sum(-1).mean(0) / 2
     expected = error[~sample["is_init"][:, 1:, 0]].mean()

@@ -35,11 +35,8 @@ from lore_torchrl.modules import (
     ValueEnsemble,
 )
 from lore_torchrl.objectives import (
-    LatentDisagreementLoss,
     LoReActorLoss,
     LoReDreamerV3Loss,
-    PriorNetLoss,
-    ValueEnsembleLoss,
 )
 
 
@@ -212,7 +209,6 @@ def build_learner(
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:
-        parts = _advice_losses(lore_actor)
         lore_loss = LoReActorLoss(
             actor_loss,
             gate=lore_actor.gate,
@@ -222,9 +218,7 @@ def build_learner(
             value_ensemble=_ensemble(lore_actor),
             **vars(lore.loss),
         )
-        loss = LoReDreamerV3Loss(
-            model_loss, lore_loss, value_loss, gamma=c.gamma, **weights, **parts
-        )
+        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, gamma=c.gamma, **weights)
         for part in (lore_actor.prior_net, lore_actor.disagreement, _ensemble(lore_actor)):
             parameters += [] if part is None else part.parameters()
     loss = loss.to(device)
@@ -250,14 +244,3 @@ def build_learner(
 def _ensemble(lore_actor: LoReActor) -> ValueEnsemble | None:
     critic = lore_actor.value_model
     return critic if isinstance(critic, ValueEnsemble) else None
-
-
-def _advice_losses(lore_actor: LoReActor) -> dict[str, torch.nn.Module | None]:
-    """Build what learns beside the actor, for the parts that the acting policy has."""
-    prior_net, disagreement = lore_actor.prior_net, lore_actor.disagreement
-    ensemble = _ensemble(lore_actor)
-    return {
-        "prior_net_loss": None if prior_net is None else PriorNetLoss(prior_net),
-        "disagreement_loss": None if disagreement is None else LatentDisagreementLoss(disagreement),
-        "value_ensemble_loss": None if ensemble is None else ValueEnsembleLoss(ensemble),
-    }

@@ -7,7 +7,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from lore_torchrl.functional import ensemble_variance
+from lore_torchrl.functional import ensemble_variance, masked_mean
 from lore_torchrl.modules.batched_mlp import BatchedMLP
 
 
@@ -19,8 +19,7 @@ class LatentDisagreement(TensorDictModuleBase):
             \mathrm{Var}_k\bigl[f_k(s, h, a)_d\bigr]
 
     over stochastic state :math:`s`, belief :math:`h` and the members :math:`f_k`, which
-    start independently and learn the same data (see
-    :class:`~lore_torchrl.objectives.LatentDisagreementLoss`). Where there was data they
+    start independently and learn the same data (:meth:`loss`). Where there was data they
     come to agree; elsewhere they do not. :math:`\mathrm{Var}_k` is the population variance,
     divided by :math:`K`. Plan2Explore: https://arxiv.org/abs/2005.05960. For continuous actions
     see :class:`~lore_torchrl.modules.GaussianDisagreement`.
@@ -133,6 +132,51 @@ class LatentDisagreement(TensorDictModuleBase):
             out = self.network.after_first(hidden.flatten(1, 2))
             spread = ensemble_variance(out).mean(-1).reshape(log_p.shape)
             return (log_p.float().exp() * spread).sum(-1, keepdim=True)
+
+    def loss(
+        self, state: Tensor, belief: Tensor, action: Tensor, is_init: Tensor
+    ) -> dict[str, Tensor]:
+        r"""Fit every member to replayed sequences, as Gaussians of unit variance.
+
+        .. math::
+            \mathtt{loss\_disagreement} = \Bigl\langle \frac{1}{2K} \sum_k
+                \bigl\| \mathrm{sg}(s_{t+1}) - f_k(\mathrm{sg}(s_t, h_t), a_{t+1}) \bigr\|^2
+                \Bigr\rangle
+
+        The posterior of record :math:`t` has seen where its action led; what is done in it is in
+        record :math:`t+1`. Pairs whose second record begins an episode are left out.
+
+        Args:
+            state: Posterior stochastic states, shape ``[N, T, S]``.
+            belief: Their beliefs, shape ``[N, T, belief_dim]``.
+            action: Actions of the records, one-hot or continuous, shape ``[N, T, A]``.
+            is_init: Where a record begins an episode, boolean, shape ``[N, T, 1]``.
+
+        Returns:
+            ``loss_disagreement`` and the detached ``disagreement`` at the actions taken; zero
+            where no pair counts.
+
+        Raises:
+            ValueError: If an entry has another shape.
+        """
+        sizes = {"state": self.state_dim, "belief": self.belief_dim, "action": self.num_actions}
+        entries = {"state": state, "belief": belief, "action": action, "is_init": is_init}
+        for name, value in entries.items():
+            if value.shape != (*state.shape[:2], sizes.get(name, 1)):
+                raise ValueError(
+                    f"{name} must be [batch, time, {sizes.get(name, 1)}] like the other entries, "
+                    f"got {tuple(value.shape)} beside a state of {tuple(state.shape)}."
+                )
+        state, belief = state.detach(), belief.detach()
+        counted = ~is_init[:, 1:, 0].to(torch.bool)
+        taken = action[:, 1:].detach().to(state.dtype)
+        predicted = self.predict(state[:, :-1], belief[:, :-1], taken).float()
+        error = (predicted - state[:, 1:].float()).square().sum(-1).mean(0) / 2
+        spread = ensemble_variance(predicted.detach()).mean(-1)
+        return {
+            "loss_disagreement": masked_mean(error, counted),
+            "disagreement": masked_mean(spread, counted),
+        }
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the disagreement of the policy's next step."""

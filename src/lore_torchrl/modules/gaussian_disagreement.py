@@ -23,7 +23,7 @@ class GaussianDisagreement(LatentDisagreement):
 
     where :math:`\bar a` is the action that the environment would get for the policy's location
     :math:`\mu`; without bounds it is :math:`\mu` itself. The members see an action as the
-    environment does, and learn by :class:`~lore_torchrl.objectives.LatentDisagreementLoss`.
+    environment does.
 
     An expectation over the whole policy, as it is taken over named actions, would need a row
     for each of its points; this is one row, and no draw moves the random stream. The gate

@@ -21,7 +21,6 @@ from lore_torchrl.functional_gaussian import (
     gaussian_entropy,
     gaussian_kl,
     mix_gaussians,
-    project_gaussian_weight,
     squash,
 )
 from lore_torchrl.modules.disagreement import LatentDisagreement
@@ -50,12 +49,10 @@ class Gaussian(NamedTuple):
 class MixedGaussian(NamedTuple):
     r"""What :meth:`GaussianMixer.mix` returns.
 
-    The mixed policy, the projected weight ``[*B, 1]`` and
-    :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` ``[*B, 1]``.
+    The mixed policy and :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` ``[*B, 1]``.
     """
 
     policy: Gaussian
-    beta: Tensor
     kl: Tensor
 
 
@@ -73,10 +70,10 @@ class GaussianMixer(TensorDictModuleBase):
         \mu_{mix} = \sigma_{mix}^2
             (\sigma_{wm}^{-2} \mu_{wm} + w\, \sigma_\rho^{-2} \mu_\rho)
 
-    with :math:`w = \beta' m c` for mask :math:`m` and confidence :math:`c`, where
-    :math:`\beta' \le \beta` is the largest weight for which
-    :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm}) \le` ``max_kl``. Rows without usable advice pass
-    the policy through unchanged, to the bit. Product of experts:
+    with :math:`w \le \beta m c` for mask :math:`m` and confidence :math:`c`, lowered by a formula
+    where :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` might exceed ``max_kl``
+    (:func:`~lore_torchrl.functional_gaussian.bounded_gaussian_weight`). Rows without usable advice
+    pass the policy through unchanged, to the bit. Product of experts:
     https://doi.org/10.1162/089976602760128018.
 
     Two kinds of policy are known: :class:`~torchrl.modules.IndependentNormal`, and
@@ -97,7 +94,7 @@ class GaussianMixer(TensorDictModuleBase):
             for each dimension; ``None`` for an ``IndependentNormal``. Default: ``None``.
         min_scale: :math:`\sigma_{\min}`, of the prior when all weight is on one anchor, in
             units of the action, or of what goes into the tanh. Default: ``0.3``.
-        max_kl: Bound in nats; ``math.inf`` leaves the mixture unprojected. Default: ``1.0``.
+        max_kl: Bound in nats; ``math.inf`` for none. Default: ``1.0``.
         temperature: :class:`TemperatureAligner` that divides the advice; its ``rate`` must
             be 0, since the policy has no probabilities of the anchors to align with.
             ``None`` uses :math:`T = 1`. Default: ``None``.
@@ -341,7 +338,7 @@ class GaussianMixer(TensorDictModuleBase):
         mask: Tensor,
         beta: Tensor,
     ) -> MixedGaussian:
-        """Mix, project and measure; see the class for the formulas.
+        """Mix and measure; see the class for the formulas.
 
         Args:
             policy: Location and scale, each ``[*B, A]``.
@@ -351,22 +348,15 @@ class GaussianMixer(TensorDictModuleBase):
             beta: Weight asked for, shape ``[*B, 1]``.
         """
         prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
-        beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
-        loc, scale = self.prior(prior_logits)
-        # Half the confidence is half the prior's precision.
-        prior = Gaussian(loc, scale / weight.clamp_min(1e-9).sqrt())
-        if math.isfinite(self.max_kl):
-            beta = project_gaussian_weight(*policy, *prior, beta, self.max_kl)
-        mixed = Gaussian(*mix_gaussians(*policy, *prior, beta))
+        mixed = self.combine(policy, self.temper(prior_logits), beta * weight)
         kl = gaussian_kl(*mixed, *policy).clamp_min(0.0).unsqueeze(-1)
-        return MixedGaussian(mixed, beta, kl)
+        return MixedGaussian(mixed, kl)
 
-    def lean(self, policy: Gaussian, tempered: Tensor, weight: Tensor) -> Gaussian:
-        """Mix in advice that is sure to be finite, within the bound, in few operations.
+    def combine(self, policy: Gaussian, tempered: Tensor, weight: Tensor) -> Gaussian:
+        """Mix in advice that is sure to be finite, within the bound.
 
-        For thousands of states at a time: the bound is kept by a formula that may stay inside
-        it (:func:`~lore_torchrl.functional_gaussian.bounded_gaussian_weight`). The gradient
-        passes through the policy's location and scale; advice and weight are constants.
+        The gradient passes through the policy's location and scale; advice and weight are
+        constants.
 
         Args:
             policy: Location and scale, each ``[*B, A]``.

@@ -19,11 +19,10 @@ class ImaginationActor(TensorDictModuleBase):
         \pi_{imag} = \mathrm{mix}(\pi_{wm}, \rho_\phi, \beta'), \qquad
         \beta' \le \beta_{imagine}\, c_\phi
 
-    where :math:`c_\phi` passes the network's threshold, within the mixer's KL bound, which is
-    kept by a formula (the mixer's method ``lean``). It takes the actor's place in a Dreamer
-    actor loss: the imagined actions are drawn from :math:`\pi_{imag}` by the actor's own head
-    and scored by it, so that the gradient reaches the actor alone; advice and weight are
-    constants.
+    where :math:`c_\phi` passes the network's threshold, within the mixer's KL bound. It takes
+    the actor's place in a Dreamer actor loss: the imagined actions are drawn from
+    :math:`\pi_{imag}` by the actor's own head and scored by it, so that the gradient reaches the
+    actor alone; advice and weight are constants.
 
     Args:
         actor: Stock actor over ``state`` and ``belief``, of the mixer's kind.
@@ -64,20 +63,20 @@ class ImaginationActor(TensorDictModuleBase):
         prior = torch.nan_to_num(self.mixer.temper(logits), nan=0.0, posinf=0.0, neginf=0.0)
         return prior, self.beta_max * sure
 
-    def _lean(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _mixed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Run the actor's network, and put the mixture in the place of its policy."""
         advice = self.advice(tensordict)
         tensordict = self.actor.det_part(tensordict)
         policy_keys = self.actor[-1].in_keys
         policy = self.mixer.policy_from(*(tensordict.get(key) for key in policy_keys))
-        for key, value in zip(policy_keys, self.mixer.lean(policy, *advice), strict=True):
+        for key, value in zip(policy_keys, self.mixer.combine(policy, *advice), strict=True):
             tensordict.set(key, value)
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase) -> torch.distributions.Distribution:
         """Return the mixed distribution; the gradient reaches the actor alone."""
-        return self.actor[-1].get_dist(self._lean(tensordict))
+        return self.actor[-1].get_dist(self._mixed(tensordict))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an action, its log-probability and the mixed policy."""
-        return self.actor[-1](self._lean(tensordict))
+        return self.actor[-1](self._mixed(tensordict))

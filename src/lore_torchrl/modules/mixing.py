@@ -18,9 +18,6 @@ from lore_torchrl.functional import (
     clean_advice,
     is_ruled_out,
     log_floor,
-    mix_logits,
-    mix_probs,
-    project_weight,
 )
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
@@ -31,12 +28,11 @@ from lore_torchrl.modules.temperature import TemperatureAligner
 class Mixture(NamedTuple):
     r"""What :meth:`LogitMixer.mix` returns.
 
-    Normalised logits ``[*B, A]``, the projected weight ``[*B, 1]`` and
-    :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})` ``[*B, 1]``.
+    Normalised logits ``[*B, A]`` and :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm})`
+    ``[*B, 1]``.
     """
 
     log_probs: Tensor
-    beta: Tensor
     kl: Tensor
 
     @property
@@ -48,19 +44,28 @@ class Mixture(NamedTuple):
 class LogitMixer(TensorDictModuleBase):
     r"""Mix advice into a categorical policy, never further than a KL bound.
 
-    With :math:`\tilde\ell = \mathrm{sg}(\mathrm{centre}(\ell_{llm})) / T`, mask :math:`m`
-    and confidence :math:`c`, ``mode="logit"`` gives
+    With :math:`\tilde\ell = \mathrm{sg}(\mathrm{centre}(\ell_{llm})) / T`, mask :math:`m`,
+    confidence :math:`c` and :math:`w = \beta\, m\, c`, ``mode="logit"`` gives
 
     .. math::
-        \pi_{mix} = \mathrm{softmax}(\ell_{wm} + \beta' m c\, \tilde\ell),
+        \pi_{mix} = \mathrm{softmax}(\ell_{wm} + w' \tilde\ell), \qquad
+        w' = \min\Bigl(w,\;
+            \frac{\sqrt{8\,\epsilon}}{\max_a \tilde\ell_a - \min_a \tilde\ell_a}\Bigr),
 
     and ``mode="probability"`` gives
-    :math:`\pi_{mix} = (1 - g)\,\pi_{wm} + g\,\mathrm{softmax}(\tilde\ell)` with
-    :math:`g = \min(\beta' , 1)\, m c`. In both, :math:`\beta' \le \beta` is the largest
-    weight for which :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm}) \le` ``max_kl``. Rows
-    without usable advice pass the policy through unchanged, to the bit.
 
-    The projection is the trust region of `TRPO <https://arxiv.org/abs/1502.05477>`_ put
+    .. math::
+        \pi_{mix} = (1 - g)\,\pi_{wm} + g\,\rho, \qquad
+        g = \min\Bigl(w,\; 1,\; \frac{\epsilon}{\mathrm{KL}(\rho \| \pi_{wm})}\Bigr), \qquad
+        \rho = \mathrm{softmax}(\tilde\ell).
+
+    Both keep :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm}) \le \epsilon =` ``max_kl`` whatever the
+    policy is (:func:`~lore_torchrl.functional.bounded_weight`; the divergence is convex in
+    :math:`g`). Where the policy is near uniform nearly all of the bound can be used; where it is
+    sure of another action, less. Rows without usable advice pass the policy through unchanged,
+    to the bit.
+
+    The bound is the trust region of `TRPO <https://arxiv.org/abs/1502.05477>`_ put
     on the mixture instead of on the update.
 
     A *policy* is here its normalised log-probabilities ``[*B, A]``. Actor and losses ask
@@ -68,7 +73,7 @@ class LogitMixer(TensorDictModuleBase):
     :class:`~lore_torchrl.modules.GaussianMixer`.
 
     Keyword Args:
-        max_kl: Bound in nats; ``math.inf`` leaves the mixture unprojected.
+        max_kl: Bound :math:`\epsilon` in nats; ``math.inf`` for none.
             Default: ``1.0``.
         mode: ``"logit"`` or ``"probability"``. Default: ``"logit"``.
         temperature: Shared :class:`TemperatureAligner`; ``None`` uses :math:`T = 1`.
@@ -224,7 +229,7 @@ class LogitMixer(TensorDictModuleBase):
         mask: Tensor,
         beta: Tensor,
     ) -> Mixture:
-        """Mix, project and measure; see the class for the formulas.
+        """Mix and measure; see the class for the formulas.
 
         Args:
             log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
@@ -234,26 +239,15 @@ class LogitMixer(TensorDictModuleBase):
             beta: Weight asked for, shape ``[*B, 1]``.
         """
         prior_logits, weight, _ = clean_advice(prior_logits, confidence, mask)
-        beta = torch.where(weight > 0, beta, torch.zeros_like(beta))
-        tempered = self.temper(prior_logits)
-        if self.mode == "logit":
-            mix, other = mix_logits, weight * tempered
-        else:
-            mix, other = mix_probs, self.as_policy(tempered, log_p)
-            beta = beta.clamp(max=1.0) * weight
-        if math.isfinite(self.max_kl):
-            beta = project_weight(mix, log_p, other, beta, self.max_kl)
-        log_probs = torch.where(beta > 0, mix(log_p, other, beta), log_p)
-        kl = categorical_kl(log_probs, log_p).unsqueeze(-1)
-        return Mixture(log_probs, beta, kl)
+        weight = beta * weight
+        mixed = self.combine(log_p, self.temper(prior_logits), weight)[0].log_softmax(-1)
+        log_probs = torch.where(weight > 0, mixed, log_p)
+        return Mixture(log_probs, categorical_kl(log_probs, log_p).unsqueeze(-1))
 
-    def lean(self, log_p: Tensor, tempered: Tensor, weight: Tensor) -> tuple[Tensor]:
-        """Mix in advice that is sure to be finite, within the bound, in few operations.
+    def combine(self, log_p: Tensor, tempered: Tensor, weight: Tensor) -> tuple[Tensor]:
+        """Add advice that is sure to be finite, within the bound.
 
-        For thousands of states at a time: the bound is kept by a formula that may stay
-        well inside it (:func:`~lore_torchrl.functional.bounded_weight` or, for
-        ``mode="probability"``, the convexity of the divergence). The gradient passes through
-        the policy; what is added to it is constant.
+        The gradient passes through the policy; what is added to it is constant.
 
         Args:
             log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
@@ -263,13 +257,14 @@ class LogitMixer(TensorDictModuleBase):
         Returns:
             Logits ``[*B, A]``, up to a constant in each row, as the only entry of a policy.
         """
-        fixed = log_p.detach()
         if self.mode == "logit":
             return (log_p + bounded_weight(tempered, weight, self.max_kl) * tempered,)
+        fixed = log_p.detach()
         log_prior = self.as_policy(tempered, fixed)
         apart = categorical_kl(log_prior, fixed).unsqueeze(-1)
         weight = torch.minimum(weight.clamp(max=1.0), self.max_kl / apart.clamp_min(1e-9))
-        return (log_p + mix_probs(fixed, log_prior, weight) - fixed,)
+        mixed = (1.0 - weight) * fixed.exp() + weight * log_prior.exp()
+        return (log_p + mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log() - fixed,)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the mixed logits and the divergence."""

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.modules import DreamerV3MLP
 
 from lore_torchrl import keys
+from lore_torchrl.functional import categorical_kl, clean_advice, masked_mean
 
 
 class FilledAdvice(NamedTuple):
@@ -37,9 +38,8 @@ class PriorNet(TensorDictModuleBase):
 
     over stochastic state :math:`s` and belief :math:`h`. :math:`c_\phi` is trained to be
     the adviser's confidence where the most likely action under :math:`\rho_\phi` is the
-    adviser's first choice, and 0 where it is not (see
-    :class:`~lore_torchrl.objectives.PriorNetLoss`): of an adviser that is sure, the
-    probability of its first choice. Policy distillation: https://arxiv.org/abs/1511.06295.
+    adviser's first choice, and 0 where it is not (:meth:`loss`): of an adviser that is sure,
+    the probability of its first choice. Policy distillation: https://arxiv.org/abs/1511.06295.
 
     Args:
         in_features: Size of state and belief together.
@@ -153,6 +153,51 @@ class PriorNet(TensorDictModuleBase):
         # A broken network costs its advice.
         sound = logits.isfinite().all(-1, keepdim=True)
         return logits, torch.where(sound & (sure >= self.threshold), sure, 0.0)
+
+    def loss(
+        self, own: tuple[Tensor, Tensor], prior_logits: Tensor, confidence: Tensor, mask: Tensor
+    ) -> dict[str, Tensor]:
+        r"""Learn the advisor's answers, bought or cached.
+
+        With confidence :math:`c`, prior :math:`\rho = \mathrm{softmax}(\ell_{llm})` and
+        :math:`y = [\arg\max \rho_\phi = \arg\max \rho]`,
+
+        .. math::
+            \mathtt{loss\_prior\_net} = \langle c\, \mathrm{KL}(\rho \,\|\, \rho_\phi)
+                + \mathrm{BCE}(c_\phi, c\,y) \rangle
+
+        over the states with an answer. The network's own advice is never a target.
+
+        Args:
+            own: What :meth:`predict` returned for detached states ``[*B]``.
+            prior_logits: The advisor's logits for them, shape ``[*B, A]``.
+            confidence: Their confidence, shape ``[*B, 1]``.
+            mask: Where there is advice, boolean, shape ``[*B, 1]``.
+
+        Returns:
+            ``loss_prior_net`` and detached ``prior_net_agreement`` (share of advised states
+            whose first choices agree) and ``prior_net_confidence`` (its mean there).
+
+        Raises:
+            ValueError: If the advice names another number of actions than the network.
+        """
+        logits, raw = own
+        if logits.shape != prior_logits.shape:
+            raise ValueError(
+                f"The advice is {tuple(prior_logits.shape)} and PriorNet's {tuple(logits.shape)}: "
+                f"build it with num_actions={prior_logits.shape[-1]}, the number of named actions."
+            )
+        target, weight, valid = clean_advice(prior_logits, confidence, mask)
+        kl = categorical_kl(torch.log_softmax(target, -1), torch.log_softmax(logits, -1))
+        agrees = (logits.argmax(-1, keepdim=True) == target.argmax(-1, keepdim=True)).float()
+        doubt = nn.functional.binary_cross_entropy_with_logits(
+            raw, agrees * weight, reduction="none"
+        )
+        return {
+            "loss_prior_net": masked_mean(weight * kl.unsqueeze(-1) + doubt, valid),
+            "prior_net_agreement": masked_mean(agrees, valid),
+            "prior_net_confidence": masked_mean(raw.detach().sigmoid(), valid),
+        }
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write prior logits and raw confidence."""

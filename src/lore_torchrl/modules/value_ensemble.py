@@ -8,8 +8,9 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.objectives import symlog
 
-from lore_torchrl.functional import ensemble_variance
+from lore_torchrl.functional import ensemble_variance, masked_mean
 from lore_torchrl.modules.batched_mlp import BatchedMLP
 
 
@@ -20,8 +21,7 @@ class ValueEnsemble(TensorDictModuleBase):
         v_k(s, h) = f_k(s, h) + \beta\, p_k(s, h), \qquad
         \mathrm{Var}[V] = \mathrm{Var}_k\bigl[v_k(s, h)\bigr]
 
-    in symlog units. Only :math:`f_k` learns (see
-    :class:`~lore_torchrl.objectives.ValueEnsembleLoss`); :math:`p_k` is a random network
+    in symlog units. Only :math:`f_k` learns (:meth:`loss`); :math:`p_k` is a random network
     that never changes, so members that fit the same data still differ where there is none.
     The variance is the population variance, divided by :math:`K`. An alternative to the
     variance of a two-hot critic, which also counts the randomness of the returns.
@@ -101,6 +101,39 @@ class ValueEnsemble(TensorDictModuleBase):
     def variance(self, state: Tensor, belief: Tensor) -> Tensor:
         """Return the variance across the members, ``[*B, 1]``, float32, without gradient."""
         return ensemble_variance(self.predict(state, belief))
+
+    def loss(self, state: Tensor, belief: Tensor, returns: Tensor) -> dict[str, Tensor]:
+        r"""Regress all members on returns.
+
+        .. math::
+            \mathtt{loss\_value\_ensemble} = \Bigl\langle \frac{1}{K} \sum_k
+                \bigl(v_k(\mathrm{sg}(s, h)) - \mathrm{symlog}(\mathrm{sg}(G))\bigr)^2
+                \Bigr\rangle
+
+        Args:
+            state: Shape ``[*B, state_dim]``.
+            belief: Shape ``[*B, belief_dim]``.
+            returns: :math:`G` in units of reward, ``[*B, 1]``; what is not finite does not count.
+
+        Returns:
+            ``loss_value_ensemble`` and the detached ``value_variance``.
+
+        Raises:
+            ValueError: If ``returns`` is not one number a state.
+        """
+        if returns.shape != (*state.shape[:-1], 1):
+            raise ValueError(
+                f"returns must be {(*state.shape[:-1], 1)}, one number a state: got "
+                f"{tuple(returns.shape)}."
+            )
+        counted = returns.isfinite()
+        # A number that does not count must not reach the gradient either, were it infinite.
+        target = symlog(returns.detach().float()).masked_fill(~counted, 0.0)
+        predicted = self.predict(state.detach(), belief.detach())
+        return {
+            "loss_value_ensemble": masked_mean((predicted - target).square().mean(0), counted),
+            "value_variance": masked_mean(ensemble_variance(predicted.detach()), counted),
+        }
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the variance of the value."""

@@ -1,20 +1,14 @@
-"""Losses: the gated, constrained actor objective, its place in DreamerV3, what learns beside it."""
+"""Losses: the gated, constrained actor objective, and its place in DreamerV3."""
 
 from __future__ import annotations
 
 from lore_torchrl.objectives.actor import LoReActorLoss
-from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
-from lore_torchrl.objectives.distillation import PriorNetLoss
 from lore_torchrl.objectives.dreamer import LoReDreamerV3Loss
 from lore_torchrl.objectives.imitation import imitation_weight, replay_returns
-from lore_torchrl.objectives.value_ensemble import ValueEnsembleLoss
 
 __all__ = [
-    "LatentDisagreementLoss",
     "LoReActorLoss",
     "LoReDreamerV3Loss",
-    "PriorNetLoss",
-    "ValueEnsembleLoss",
     "imitation_weight",
     "replay_returns",
 ]

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
 from lore_torchrl.objectives.actor import LoReActorLoss
-from lore_torchrl.objectives.disagreement import LatentDisagreementLoss
-from lore_torchrl.objectives.distillation import PriorNetLoss
 from lore_torchrl.objectives.imitation import replay_returns
-from lore_torchrl.objectives.value_ensemble import ValueEnsembleLoss
 
 # Dynamo reads a property neither through super() nor through its fget: the stepper's first
 # line would break the graph.
@@ -45,13 +42,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         lmbda: As in the stock class, and for the returns that are imitated. Default: ``0.95``.
         gamma: Discount that the stock losses are set to; the returns that are imitated are
             discounted by ``gamma * (1 - 1 / continuation_horizon)``. Default: ``1.0``.
-        prior_net_loss: Distils the advice on the posterior states. Default: ``None``.
-        disagreement_loss: Trains the gate's ensemble on them. Default: ``None``.
-        value_ensemble_loss: Trains the gate's value ensemble on their returns.
-            Default: ``None``.
 
-    Each of these costs nothing where it is ``None``, and none of them gives the world
-    model, the critic or the actor a gradient.
+    What the actor loss holds beside the actor learns here too, on the posterior states:
+    ``prior_net`` the advice, ``disagreement`` what comes next, ``value_ensemble`` the returns.
+    None of them gives the world model, the critic or the actor a gradient.
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
@@ -92,9 +86,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         continuation_horizon: float = 333.0,
         lmbda: float = 0.95,
         gamma: float = 1.0,
-        prior_net_loss: PriorNetLoss | None = None,
-        disagreement_loss: LatentDisagreementLoss | None = None,
-        value_ensemble_loss: ValueEnsembleLoss | None = None,
     ):
         if not isinstance(actor_loss, LoReActorLoss):
             raise TypeError(
@@ -110,9 +101,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             lmbda=lmbda,
         )
         self.discount = gamma * (1.0 - 1.0 / continuation_horizon)
-        self.prior_net_loss = prior_net_loss
-        self.disagreement_loss = disagreement_loss
-        self.value_ensemble_loss = value_ensemble_loss
 
     def _advice_keys(self) -> dict[str, NestedKey]:
         return {
@@ -124,7 +112,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     def in_keys(self) -> list[NestedKey]:
         """The stock inputs and, under ``"next"``, the advice entries and the return."""
         own = [*self._advice_keys().values()]
-        if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
+        if self._needs_returns:
             own.append(unravel_key(("next", self.tensor_keys.lore_return)))
         if self.actor_loss.imitation_weight:
             own.append(self.tensor_keys.stored)
@@ -141,36 +129,35 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             What the stock class returns, with ``loss_lore_*`` and LoRe's metrics.
         """
         result = super().forward(sample)
-        context = result.get(self.tensor_keys.replay_context)
-        if self.disagreement_loss is not None:
-            result.update(
-                self.disagreement_loss.terms(
-                    context.get(self.tensor_keys.state),
-                    context.get(self.tensor_keys.belief),
-                    self._action(sample),
-                    sample.get(self.tensor_keys.is_init),
-                )
-            )
-        if not (self.actor_loss.active or self.prior_net_loss or self.value_ensemble_loss):
+        context, actor_loss = result.get(self.tensor_keys.replay_context), self.actor_loss
+        if actor_loss.disagreement is not None:
+            latent = (context.get(key) for key in (self.tensor_keys.state, self.tensor_keys.belief))
+            is_init = sample.get(self.tensor_keys.is_init)
+            result.update(actor_loss.disagreement.loss(*latent, self._action(sample), is_init))
+        net, ensemble = actor_loss.prior_net, actor_loss.value_ensemble
+        if not (actor_loss.active or net or ensemble):
             return result
-        advised = self._advised(context, sample)
-        own = None
-        if self.prior_net_loss is not None:
-            terms, own = self._distil(advised)
-            result.update(terms)
-        advice = self._completed(advised, sample, own) if self.actor_loss.advised else None
-        if self.actor_loss.imitation_weight or self.value_ensemble_loss is not None:
+        advised, own = self._advised(context, sample), None
+        tk = actor_loss.tensor_keys
+        latent = [advised.get(key) for key in (tk.state, tk.belief)]
+        if net is not None:
+            logits, raw = net.predict(*latent)
+            advice = (advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
+            result.update(net.loss((logits, raw), *advice))
+            own = logits.detach(), raw.detach().sigmoid()
+        advice = self._completed(advised, sample, own) if actor_loss.advised else None
+        if self._needs_returns:
             self._add_returns(advised, sample)
-        if self.value_ensemble_loss is not None:
-            returns = advised.get(self.actor_loss.tensor_keys.lambda_return)
-            terms = self.value_ensemble_loss.terms(advised, returns, returns.isfinite())
-            result.update(terms)
-        terms, gains = self.actor_loss.weigh(
-            advised, advice, sample.get(self.tensor_keys.stored, None)
-        )
+        if ensemble is not None:
+            result.update(ensemble.loss(*latent, advised.get(tk.lambda_return)))
+        terms, gains = actor_loss.weigh(advised, advice, sample.get(self.tensor_keys.stored, None))
         if gains is not None:
             context.set(keys.IMITATION_WEIGHT, gains.unsqueeze(-1))
         return result.update(terms)
+
+    @property
+    def _needs_returns(self) -> bool:
+        return self.actor_loss.imitation_weight > 0 or self.actor_loss.value_ensemble is not None
 
     def _completed(
         self, advised: TensorDictBase, sample: TensorDictBase, own: tuple[Tensor, Tensor] | None
@@ -229,13 +216,3 @@ class LoReDreamerV3Loss(DreamerV3Loss):
                 value = value.reshape(*sample.batch_size, 1)
             advised.set(getattr(actor_keys, name), value)
         return advised
-
-    def _distil(self, advised: TensorDictBase) -> tuple[TensorDict, tuple[Tensor, Tensor] | None]:
-        """Teach PriorNet the advice; return also what it says itself, if it is the actor's."""
-        tk, net = self.actor_loss.tensor_keys, self.prior_net_loss.prior_net
-        logits, raw = net.predict(advised.get(tk.state), advised.get(tk.belief))
-        names = (tk.prior_logits, tk.confidence, tk.mask)
-        terms = self.prior_net_loss.terms((logits, raw), *(advised.get(key) for key in names))
-        if net is not self.actor_loss.prior_net:
-            return terms, None
-        return terms, (logits.detach(), raw.detach().sigmoid())

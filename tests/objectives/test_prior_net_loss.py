@@ -19,12 +19,16 @@ from torch.distributions import Categorical, kl_divergence
 from lore_torchrl.configs.parts import PriorNetConfig
 from lore_torchrl.dreamer.learner import build_lore_actor
 from lore_torchrl.modules import PriorNet
-from lore_torchrl.objectives import PriorNetLoss
 
 
 def prior_net(seed=0, **kwargs) -> PriorNet:
     torch.manual_seed(seed)
     return PriorNet(STATE + BELIEF, ACTIONS, num_cells=16, **kwargs)
+
+
+def loss_of(net, td):
+    advice = (td[f"llm_{name}"] for name in ("prior_logits", "confidence", "mask"))
+    return net.loss(net.predict(td["state"].detach(), td["belief"].detach()), *advice)
 
 
 def test_the_formula():
@@ -42,25 +46,25 @@ def test_the_formula():
     doubt = -(target * claim.log() + (1 - target) * (1 - claim).log())
     keep = td["llm_mask"].squeeze(-1)
     expected = (c * kl + doubt)[keep].mean()
-    losses = PriorNetLoss(net)(td)
+    losses = loss_of(net, td)
     torch.testing.assert_close(losses["loss_prior_net"], expected)
     torch.testing.assert_close(losses["prior_net_agreement"], right[keep].mean())
     torch.testing.assert_close(losses["prior_net_confidence"], claim[keep].mean())
 
 
 def test_nothing_to_learn_where_nobody_advised():
-    loss = PriorNetLoss(prior_net())
-    value = loss(latents(4, mask=False))["loss_prior_net"]
+    net = prior_net()
+    value = loss_of(net, latents(4, mask=False))["loss_prior_net"]
     value.backward()
     assert value == 0
-    assert all(g is None or not g.any() for g in (p.grad for p in loss.parameters()))
+    assert all(g is None or not g.any() for g in (p.grad for p in net.parameters()))
 
 
 def test_gradients_reach_the_network_alone():
     net, td = prior_net(), latents(6)
     for key in ("state", "belief", "llm_prior_logits", "llm_confidence"):
         td[key].requires_grad_()
-    PriorNetLoss(net)(td)["loss_prior_net"].backward()
+    loss_of(net, td)["loss_prior_net"].backward()
     assert all(
         td[key].grad is None for key in ("state", "belief", "llm_prior_logits", "llm_confidence")
     )
@@ -72,7 +76,6 @@ def test_it_learns_the_advice_and_knows_where():
     torch.manual_seed(0)
     net = prior_net()
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
-    loss = PriorNetLoss(net)
     for _ in range(400):
         td = latents(64, seed=int(torch.randint(10**6, ())))
         rule = td["state"][:, 0] > 0
@@ -81,7 +84,7 @@ def test_it_learns_the_advice_and_knows_where():
         td["llm_prior_logits"] = 3.0 * torch.nn.functional.one_hot(choice, ACTIONS)
         td["llm_confidence"] = torch.ones(64, 1)
         optimizer.zero_grad()
-        loss(td)["loss_prior_net"].backward()
+        loss_of(net, td)["loss_prior_net"].backward()
         optimizer.step()
     td = latents(512, seed=99)
     logits, confidence = net.advise(td["state"], td["belief"])
@@ -102,11 +105,10 @@ def test_only_the_advisers_answers_are_targets():
         agent = tiny_agent(dreamer)
         torch.manual_seed(1)
         lore_actor = build_lore_actor(config, agent)
-        loss = PriorNetLoss(lore_actor.prior_net)
         td = latents(8)
         td["llm_mask"] = torch.arange(8).unsqueeze(-1) < 4
         td["llm_prior_logits"][4:] += noise  # rows without advice hold anything
-        loss(td)["loss_prior_net"].backward()
+        loss_of(lore_actor.prior_net, td)["loss_prior_net"].backward()
         results.append(gradients(lore_actor.prior_net))
     first, second = results
     assert first and all(torch.equal(value, second[name]) for name, value in first.items())
@@ -129,7 +131,7 @@ def test_the_composed_loss_trains_it_without_touching_the_agent():
     assert set(on_grads) == set(off_grads)
     assert all(torch.equal(value, on_grads[name]) for name, value in off_grads.items())
     assert any(
-        p.grad is not None and p.grad.any() for p in learner.loss.prior_net_loss.parameters()
+        p.grad is not None and p.grad.any() for p in learner.loss.actor_loss.prior_net.parameters()
     )
 
 
@@ -137,31 +139,14 @@ def test_the_optimiser_moves_it():
     config = lore_config()
     config.prior_net = PriorNetConfig(num_cells=8)
     learner = tiny_learner(config)
-    net = learner.loss.prior_net_loss.prior_net
+    net = learner.loss.actor_loss.prior_net
     before = [p.clone() for p in net.parameters()]
     learner.stepper.step(None, tiny_sample())
     assert any(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-
-
-def test_keys():
-    loss, td = PriorNetLoss(prior_net(state_key=("a", "s"))), latents(3)
-    td.rename_key_("state", ("a", "s"))
-    td.rename_key_("llm_confidence", "sure")
-    loss.set_keys(confidence="sure")
-    assert loss.in_keys == [("a", "s"), "belief", "llm_prior_logits", "sure", "llm_mask"]
-    assert sorted(loss(td).keys()) == sorted(loss.out_keys)
-    for key in loss.in_keys:
-        with pytest.raises(KeyError, match=key[-1] if isinstance(key, tuple) else key):
-            loss(td.exclude(key))
 
 
 def test_advice_on_another_number_of_actions():
     td = latents(3)
     td["llm_prior_logits"] = torch.zeros(3, ACTIONS + 1)
     with pytest.raises(ValueError, match=rf"num_actions={ACTIONS + 1}"):
-        PriorNetLoss(prior_net())(td)
-
-
-def test_no_prior_net():
-    with pytest.raises(TypeError, match="PriorNet"):
-        PriorNetLoss(torch.nn.Linear(2, 2))
+        loss_of(prior_net(), td)

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.nn import functional as F
 
 from lore_torchrl.modules import GaussianDisagreement, LatentDisagreement
-from lore_torchrl.objectives import LatentDisagreementLoss
 
 S, D, A, K = 6, 4, 3, 5
 N, T = 3, 7
@@ -30,7 +28,7 @@ def records(n=N, t=T, episodes=True):
 class TestLoss:
     def test_formula(self):
         ensemble, batch = build(), records()
-        found = LatentDisagreementLoss(ensemble).terms(**batch)
+        found = ensemble.loss(**batch)
         errors, spreads = [], []
         for n in range(N):
             for t in range(T - 1):
@@ -64,11 +62,10 @@ class TestLoss:
 
         def trained(shown):
             ensemble = build(hidden_dim=32)
-            loss = LatentDisagreementLoss(ensemble)
             optimizer = torch.optim.Adam(ensemble.parameters(), 1e-2)
             for _ in range(120):
                 optimizer.zero_grad()
-                value = loss.terms(**batch, action=shown)["loss_disagreement"]
+                value = ensemble.loss(**batch, action=shown)["loss_disagreement"]
                 value.backward()
                 optimizer.step()
             return value.item()
@@ -79,12 +76,11 @@ class TestLoss:
     @pytest.mark.parametrize("offset", [-1, 0, 1])
     def test_reads_only_what_belongs_to_the_pair(self, offset):
         """One pair counts: its action and its target are those of record t + 1."""
-        ensemble, loss = build(), None
-        loss = LatentDisagreementLoss(ensemble)
+        ensemble = build()
         batch = records(n=1, t=6, episodes=False)
         batch["is_init"][:] = True
         batch["is_init"][0, 3] = False
-        before = loss.terms(**batch)["loss_disagreement"]
+        before = ensemble.loss(**batch)["loss_disagreement"]
         time = 3 + offset
         changes = {
             "action": offset == 0,
@@ -94,33 +90,33 @@ class TestLoss:
         for name, matters in changes.items():
             other = {**batch, name: batch[name].clone()}
             other[name][0, time] = other[name][0, time].roll(1, -1)
-            changed = not torch.equal(loss.terms(**other)["loss_disagreement"], before)
+            changed = not torch.equal(ensemble.loss(**other)["loss_disagreement"], before)
             assert changed == matters, name
 
     def test_pairs_across_a_reset_are_left_out(self):
-        loss, batch = LatentDisagreementLoss(build()), records(episodes=False)
-        whole = loss.terms(**batch)
+        ensemble, batch = build(), records(episodes=False)
+        whole = ensemble.loss(**batch)
         cut = {**batch, "is_init": batch["is_init"].clone(), "state": batch["state"].clone()}
         cut["is_init"][:, 4] = True
         cut["state"][:, 4:] += 100.0
         left = {name: value[:, :4] for name, value in batch.items()}
         right = {name: value[:, 4:] for name, value in cut.items()}
-        sums = [loss.terms(**x)["loss_disagreement"] * N * p for x, p in ((left, 3), (right, 2))]
-        found = loss.terms(**cut)["loss_disagreement"]
+        sums = [ensemble.loss(**x)["loss_disagreement"] * N * p for x, p in ((left, 3), (right, 2))]
+        found = ensemble.loss(**cut)["loss_disagreement"]
         torch.testing.assert_close(found, sum(sums) / (N * 5))
         assert whole["loss_disagreement"] != found
 
     def test_first_record_of_a_sequence_may_begin_an_episode(self):
-        loss, batch = LatentDisagreementLoss(build()), records(episodes=False)
-        before = loss.terms(**batch)["loss_disagreement"]
+        ensemble, batch = build(), records(episodes=False)
+        before = ensemble.loss(**batch)["loss_disagreement"]
         batch["is_init"][:, 0] = True
-        assert torch.equal(loss.terms(**batch)["loss_disagreement"], before)
+        assert torch.equal(ensemble.loss(**batch)["loss_disagreement"], before)
 
     @pytest.mark.parametrize("time", [1, 4])
     def test_zero_where_no_pair_counts(self, time):
         ensemble, batch = build(), records(t=time)
         batch["is_init"][:] = True
-        found = LatentDisagreementLoss(ensemble).terms(**batch)
+        found = ensemble.loss(**batch)
         assert found["loss_disagreement"] == 0 and found["disagreement"] == 0
         found["loss_disagreement"].backward()
         assert all(p.grad is None or p.grad.eq(0).all() for p in ensemble.parameters())
@@ -132,7 +128,7 @@ class TestGradient:
         batch["action"] = batch["action"].float()
         for name in ("state", "belief", "action"):
             batch[name].requires_grad_()
-        found = LatentDisagreementLoss(ensemble).terms(**batch)
+        found = ensemble.loss(**batch)
         assert not found["disagreement"].requires_grad
         found["loss_disagreement"].backward()
         assert all(batch[name].grad is None for name in ("state", "belief", "action"))
@@ -143,32 +139,26 @@ class TestGradient:
     def test_members_learn_for_themselves(self):
         """The gradient of a member is what it would be without the others."""
         ensemble, batch = build(), records()
-        LatentDisagreementLoss(ensemble).terms(**batch)["loss_disagreement"].backward()
+        ensemble.loss(**batch)["loss_disagreement"].backward()
         weight = ensemble.network.layers[0].weight
         before = weight.grad[0].clone()
         with torch.no_grad():
             for parameter in ensemble.parameters():
                 parameter[1:] *= 3.0
                 parameter.grad = None
-        LatentDisagreementLoss(ensemble).terms(**batch)["loss_disagreement"].backward()
+        ensemble.loss(**batch)["loss_disagreement"].backward()
         torch.testing.assert_close(weight.grad[0], before)
         assert not torch.allclose(weight.grad[1], before)
 
 
 def test_latents_in_half_precision_are_learnt_in_float32():
     batch = records()
-    loss = LatentDisagreementLoss(build())
+    ensemble = build()
     half = {name: x.bfloat16() if x.is_floating_point() else x.clone() for name, x in batch.items()}
-    found = loss.terms(**half)
+    found = ensemble.loss(**half)
     assert found["loss_disagreement"].dtype == torch.float32
     rounded = {name: x.float() if x.is_floating_point() else x for name, x in half.items()}
-    torch.testing.assert_close(found, loss.terms(**rounded))
-
-
-def test_a_missing_entry_is_named():
-    batch = TensorDict(records(), [N, T]).exclude("belief")
-    with pytest.raises(KeyError, match="belief"):
-        LatentDisagreementLoss(build())(batch)
+    torch.testing.assert_close(found, ensemble.loss(**rounded))
 
 
 def test_continuous_actions_are_learnt_where_they_were_taken():
@@ -180,14 +170,13 @@ def test_continuous_actions_are_learnt_where_they_were_taken():
         state[:, t + 1] = 0.5 * state[:, t] + torch.sin(2 * action[:, t + 1])
     batch = {"state": state, "belief": torch.zeros(64, 7, D), "action": action}
     ensemble = GaussianDisagreement(S, D, 1, bounds=(-2.0, 2.0), hidden_dim=32)
-    loss = LatentDisagreementLoss(ensemble)
     optimizer = torch.optim.Adam(ensemble.parameters(), 1e-2)
     for _ in range(120):
         optimizer.zero_grad()
-        found = loss.terms(**batch, is_init=torch.zeros(64, 7, 1).bool())
+        found = ensemble.loss(**batch, is_init=torch.zeros(64, 7, 1).bool())
         found["loss_disagreement"].backward()
         optimizer.step()
-    shifted = loss.terms(**batch | {"action": action.roll(-1, 1)}, is_init=torch.zeros(64, 7, 1))
+    shifted = ensemble.loss(**batch | {"action": action.roll(-1, 1)}, is_init=torch.zeros(64, 7, 1))
     assert found["loss_disagreement"] < 0.2 < 1.0 < shifted["loss_disagreement"]
 
     def spread(value):
@@ -200,7 +189,6 @@ def test_continuous_actions_are_learnt_where_they_were_taken():
 def test_disagreement_falls_where_there_is_data_and_stays_elsewhere():
     """Two regions of latent space and two actions; data from one region, action 0 only."""
     ensemble = build(hidden_dim=32)
-    loss = LatentDisagreementLoss(ensemble)
     optimizer = torch.optim.Adam(ensemble.parameters(), 3e-3)
 
     def region(sign, n=64, t=5):
@@ -226,7 +214,7 @@ def test_disagreement_falls_where_there_is_data_and_stays_elsewhere():
             state[:, t + 1] = state[:, t].roll(1, -1) * (state[:, t, 2:3] == 0)
             state[:, t + 1, 0] += state[:, t, 2]
         optimizer.zero_grad()
-        found = loss.terms(state, belief, action, is_init)
+        found = ensemble.loss(state, belief, action, is_init)
         found["loss_disagreement"].backward()
         optimizer.step()
     seen, elsewhere, other_action = (measure(*place) for place in places)
@@ -237,48 +225,18 @@ def test_disagreement_falls_where_there_is_data_and_stays_elsewhere():
 
 
 class TestModule:
-    def test_forward_reads_its_keys(self):
-        loss, batch = LatentDisagreementLoss(build()), records()
-        td = TensorDict({**batch, "other": batch["action"].roll(1, 1)}, [N, T])
-        assert (
-            sorted(loss(td).keys())
-            == ["disagreement", "loss_disagreement"]
-            == sorted(loss.out_keys)
-        )
-        assert torch.equal(loss(td)["loss_disagreement"], loss.terms(**batch)["loss_disagreement"])
-        loss.set_keys(action="other")
-        assert loss.in_keys == ["state", "belief", "other", "is_init"]
-        assert loss(td)["loss_disagreement"] != loss.terms(**batch)["loss_disagreement"]
-
-    def test_state_dict_roundtrip(self):
-        loss, resumed = (LatentDisagreementLoss(build()) for _ in range(2))
-        batch = records()
-        wanted = loss.terms(**batch)["loss_disagreement"]
-        assert resumed.terms(**batch)["loss_disagreement"] != wanted
-        resumed.load_state_dict(loss.state_dict())
-        assert torch.equal(resumed.terms(**batch)["loss_disagreement"], wanted)
-
-    def test_shares_its_ensemble(self):
-        ensemble = build()
-        loss = LatentDisagreementLoss(ensemble)
-        assert {id(p) for p in loss.parameters()} == {id(p) for p in ensemble.parameters()}
-
     def test_compiles_whole(self):
-        loss, batch = LatentDisagreementLoss(build()), records()
+        ensemble, batch = build(), records()
 
-        def compute(state, belief, action, is_init):
-            return loss.terms(state, belief, action, is_init)["loss_disagreement"]
+        def compute(**batch):
+            return ensemble.loss(**batch)["loss_disagreement"]
 
         compiled = torch.compile(compute, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(**batch), compute(**batch))
-
-    def test_wrong_type(self):
-        with pytest.raises(TypeError, match=r"LatentDisagreement.*Linear"):
-            LatentDisagreementLoss(torch.nn.Linear(2, 2))
 
     @pytest.mark.parametrize("name", ["state", "belief", "action", "is_init"])
     def test_wrong_shape(self, name):
         batch = records()
         batch[name] = torch.cat((batch[name], batch[name]), -1)
         with pytest.raises(ValueError, match=rf"{name} must be"):
-            LatentDisagreementLoss(build()).terms(**batch)
+            build().loss(**batch)
