@@ -26,7 +26,6 @@ from lore_torchrl.configs import (
     EnvConfig,
     LoggerConfig,
     LoReConfig,
-    PriorNetConfig,
     TrainConfig,
 )
 from lore_torchrl.dreamer.run import build_run
@@ -70,7 +69,6 @@ def measure(args: argparse.Namespace, settings: dict, seed: int, judge: Judge) -
         lore=LoReConfig(
             calls=CallsConfig(budget=args.calls, **settings),
             bandit=BanditConfig(enabled=False),
-            prior_net=PriorNetConfig(enabled=False),
         ),
         logger=LoggerConfig(backends=[], progress_bar=False, figures=False),
     )

@@ -45,21 +45,19 @@ OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
 
 def _with(**parts: object) -> LoReConfig:
     """Gate, mixer and actor loss, and the parts given."""
-    off = {
-        "prior_net": PriorNetConfig(enabled=False),
-        "bandit": BanditConfig(enabled=False),
-    }
-    return LoReConfig(**{**off, **parts})
+    return LoReConfig(**{"bandit": BanditConfig(enabled=False), **parts})
 
 
 IMAGINATION = {"beta_imagine_max": 0.25}
 PAPER = {"prior_weight": 1.0, "multiplier_lr": 1e-3}
 TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1, **PAPER}
+PRIOR_NET = PriorNetConfig(enabled=True)
 ALIGNED = TemperatureConfig(rate=0.01)
 ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble")
+MOST = {"gate": ALL_GATE, "temperature": ALIGNED, "prior_net": PRIOR_NET}
 VARIANTS = {
     "mixing": _with(),
-    "prior_net": _with(prior_net=PriorNetConfig()),
+    "prior_net": _with(prior_net=PRIOR_NET),
     "bandit": _with(bandit=BanditConfig()),
     "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
     "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
@@ -69,12 +67,10 @@ VARIANTS = {
     "distillation": _with(loss=LossConfig(distillation_weight=TERMS["distillation_weight"])),
     "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
     "temperature": _with(temperature=ALIGNED),
-    "imagination": _with(prior_net=PriorNetConfig(), loss=LossConfig(**IMAGINATION)),
+    "imagination": _with(prior_net=PRIOR_NET, loss=LossConfig(**IMAGINATION)),
     "default": LoReConfig(),
-    "all but imagination": LoReConfig(gate=ALL_GATE, temperature=ALIGNED, loss=LossConfig(**TERMS)),
-    "everything": LoReConfig(
-        gate=ALL_GATE, temperature=ALIGNED, loss=LossConfig(**TERMS, **IMAGINATION)
-    ),
+    "all but imagination": LoReConfig(**MOST, loss=LossConfig(**TERMS)),
+    "everything": LoReConfig(**MOST, loss=LossConfig(**TERMS, **IMAGINATION)),
 }
 # Upper bounds on the ratio to stock.
 TARGETS = {

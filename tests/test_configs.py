@@ -149,7 +149,6 @@ def ablations() -> list[str]:
 IMITATION = {
     "calls.budget": 0,
     "gate.beta_max": 0.0,
-    "prior_net.enabled": False,
     "bandit.enabled": False,
 }
 PARTS = {
@@ -160,9 +159,9 @@ PARTS = {
         "loss.multiplier_lr": 0.001,
     },
     "no_projection": {"mixer.max_kl": float("inf")},
-    "no_prior_net": {"prior_net.enabled": False},
     "no_votes": {"calls.coarse": False, "calls.coarse_votes": None},
     "no_refute": {"calls.refute": False},
+    "prior_net": {"prior_net.enabled": True},
     "prior": {"loss.prior_weight": 1.0},
     "constraint": {"loss.multiplier_lr": 0.001},
     "disagreement": {"gate.disagreement_weight": 0.3},
@@ -176,7 +175,7 @@ PARTS = {
     },
     "distillation": {"loss.distillation_weight": 0.3},
     "bonus": {"loss.bonus_weight": 0.1},
-    "imagination": {"loss.beta_imagine_max": 0.25},
+    "imagination": {"prior_net.enabled": True, "loss.beta_imagine_max": 0.25},
 }
 
 
@@ -262,7 +261,7 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     most_envs = max(compose(f"experiment={name}").env.num_envs for name in experiments())
     assert e.calls.cooldown > most_envs, "a pause of no more than one vector step is none"
     own = replace(lore.calls, cooldown=40, coarse_votes=3, refute=False)
-    assert e.calls == own and f.prior_net == lore.prior_net
+    assert e.calls == own and f.prior_net.enabled
 
 
 @pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])

@@ -28,7 +28,7 @@ EVERYTHING = LoReConfig(
         distillation_weight=0.1,
         beta_imagine_max=0.5,
     ),
-    prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
+    prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),
     bandit=BanditConfig(segment_steps=10),
 )
 PARTS = ("prior_net", "disagreement", "value_ensemble")
@@ -157,7 +157,7 @@ def test_a_good_adviser_that_turns(tmp_path, seed):
         seed=seed,
         total_steps=2560,
         steps_per_batch=32,
-        lore=LoReConfig(calls=calls, prior_net=PriorNetConfig(enabled=False)),
+        lore=LoReConfig(calls=calls),
         env=EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=8, max_steps=16),
     )
     config = replace(

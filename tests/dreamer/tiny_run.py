@@ -17,7 +17,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TrainConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
+from lore_torchrl.configs.parts import BanditConfig
 from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
 DREAMER = DreamerConfig(
@@ -39,7 +39,6 @@ OFF = LoReConfig(
     calls=CallsConfig(budget=0),
     gate=GateConfig(beta_max=0.0),
     loss=LossConfig(imitation_weight=0.0, prior_weight=0.0, multiplier_lr=0.0),
-    prior_net=PriorNetConfig(enabled=False),
     bandit=BanditConfig(enabled=False),
 )
 

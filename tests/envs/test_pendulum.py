@@ -305,7 +305,7 @@ def test_a_whole_run_with_advice_in_imagination(tmp_path):
         tmp_path,
         bandit=BanditConfig(enabled=False),
         loss=LossConfig(beta_imagine_max=0.5),
-        prior_net=PriorNetConfig(num_cells=8, threshold=0.0),
+        prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.0),
     )
     summary = train(made)
     assert math.isfinite(summary["loss/actor"]) and math.isfinite(summary["learner/actor_entropy"])

@@ -13,7 +13,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
+from lore_torchrl.configs.parts import BanditConfig
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
 
@@ -71,7 +71,6 @@ PAPER = {"imitation_weight": 0.0, "prior_weight": 0.3, "multiplier_lr": 1e-3}
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
     """LoRe with a gate that lets advice through, in the paper's form unless imitation is on."""
     return LoReConfig(
-        prior_net=PriorNetConfig(enabled=False),
         bandit=BanditConfig(enabled=False),
         gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
         temperature=TemperatureConfig(**(temperature or {})),

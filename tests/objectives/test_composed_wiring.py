@@ -21,7 +21,7 @@ def learner(*, gate=None, threshold=0.5, config=None, **loss):
     """A learner whose PriorNet has opinions, and whose mixture is not held back by a bound."""
     lore = lore_config(gate={"value_weight": 0.0, **(gate or {})}, **loss)
     lore.mixer.max_kl = float("inf")
-    lore.prior_net = PriorNetConfig(num_cells=8, threshold=threshold)
+    lore.prior_net = PriorNetConfig(enabled=True, num_cells=8, threshold=threshold)
     built = tiny_learner(lore, config=config).loss
     torch.manual_seed(5)
     with torch.no_grad():

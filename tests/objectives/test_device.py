@@ -35,7 +35,7 @@ from lore_torchrl.modules import GaussianLoReActor, GaussianMixer, ValidEGreedyM
 
 META = torch.device("meta")
 FITTED = {
-    "prior_net": PriorNetConfig(num_cells=8, threshold=0.3),
+    "prior_net": PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),
     "bandit": BanditConfig(segment_steps=5),
 }
 LOSSES = {

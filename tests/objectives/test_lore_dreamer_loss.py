@@ -571,7 +571,7 @@ class TestCompile:
             distillation_weight=0.1,
             multiplier_init=0.5,
         ),
-        prior_net=PriorNetConfig(num_cells=8, threshold=0.3),
+        prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),
     )
 
     @pytest.mark.parametrize("which", ["config", "everything"])

@@ -98,7 +98,7 @@ def test_it_learns_the_advice_and_knows_where():
 def test_only_the_advisers_answers_are_targets():
     """PriorNet's own advice never trains PriorNet, however sure it is."""
     config = lore_config()
-    config.prior_net = PriorNetConfig(num_cells=8, threshold=0.0)
+    config.prior_net = PriorNetConfig(enabled=True, num_cells=8, threshold=0.0)
     results = []
     for noise in (0.0, 5.0):
         dreamer = tiny_config()
@@ -137,7 +137,7 @@ def test_the_composed_loss_trains_it_without_touching_the_agent():
 
 def test_the_optimiser_moves_it():
     config = lore_config()
-    config.prior_net = PriorNetConfig(num_cells=8)
+    config.prior_net = PriorNetConfig(enabled=True, num_cells=8)
     learner = tiny_learner(config)
     net = learner.loss.actor_loss.prior_net
     before = [p.clone() for p in net.parameters()]

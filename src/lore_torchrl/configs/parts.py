@@ -44,7 +44,7 @@ class ValueEnsembleConfig:
 class PriorNetConfig:
     """Keywords of :class:`~lore_torchrl.modules.PriorNet`, and whether there is one."""
 
-    enabled: bool = True
+    enabled: bool = False
     depth: int = 2
     num_cells: int = 64
     threshold: float = 0.7
