@@ -64,8 +64,8 @@ def test_everything_together_and_resumed(tmp_path):
     moved = {name for name in end if not torch.equal(start[name], end[name])}
     for part in ("prior_net.network", "disagreement", "value_ensemble"):
         assert any(name.startswith(part) for name in moved), part
-    assert {"bandit._extra_state", "bandit.segments", "bandit.advised_segments"} <= moved
-    assert end["bandit.segments"] >= 2 * (128 // 10) and end["bandit.ignored"] == 0
+    assert {"bandit._extra_state", "bandit.advised_segments"} <= moved
+    assert end["bandit.advised_segments"] >= 128 // 10 and end["bandit.ignored"] == 0
 
     rows = read_metrics(config.output_dir)
     last = {name: value for row in rows for name, value in row.items()}
@@ -124,7 +124,8 @@ def test_the_bandit_decides_what_acts(tmp_path, acts):
     assert any(row["lore/src_llm"] > 0 for row in rows) == acts
     assert any(row["lore/kl"] > 0 for row in rows) == acts
     assert (rows[-1]["bandit/advised_segments"] > 0) == acts
-    assert bandit_of(run).segments > 0
+    bandit = bandit_of(run)
+    assert bandit.advised_segments > 0 if acts else bandit.baseline_count > 0
 
 
 @pytest.mark.slow
