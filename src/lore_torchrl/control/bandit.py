@@ -55,10 +55,11 @@ class AdviceBandit(TensorDictModuleBase):
         decay: Forgetting of unadvised returns at each unadvised segment, in ``(0, 1]``.
             Default: ``0.9``.
         seed: Seed of the bandit's own random stream. Default: ``0``.
-        is_init_key: Boolean ``[*B, 1]``, true at the first step. Default: ``"is_init"``.
+        is_init_key: Boolean ``[*B, 1]``, true at the first step; read only where
+            ``segment_steps`` is ``None``. Default: ``"is_init"``.
         step_count_key: Steps since the reset, ``[*B, 1]``, as
-            :class:`~torchrl.envs.StepCounter` writes them; read only with ``segment_steps``.
-            Default: ``"step_count"``.
+            :class:`~torchrl.envs.StepCounter` writes them; read where ``segment_steps`` is
+            a number. Default: ``"step_count"``.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -99,9 +100,9 @@ class AdviceBandit(TensorDictModuleBase):
             self.register_buffer(name, torch.zeros(()))
         for name in ("advised_segments", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
-        self.in_keys = [is_init_key, keys.COEFFICIENT]
-        if segment_steps is not None:
-            self.in_keys.append(step_count_key)
+        # The steps since the reset tell a first step too.
+        begins_key = is_init_key if segment_steps is None else step_count_key
+        self.in_keys = [begins_key, keys.COEFFICIENT]
         self.out_keys = [keys.COEFFICIENT, ("next", keys.COEFFICIENT)]
 
     def _generator_on(self, device: torch.device) -> torch.Generator:
@@ -158,18 +159,17 @@ class AdviceBandit(TensorDictModuleBase):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the coefficient: drawn anew where a segment begins, else as it was."""
-        begins, coefficient, *steps = (tensordict.get(key) for key in self.in_keys)
+        begins, coefficient = (tensordict.get(key) for key in self.in_keys)
         if self.training:
-            if steps:
-                begins = begins | (steps[0] % self.segment_steps == 0)
+            if self.segment_steps is not None:
+                begins = begins % self.segment_steps == 0
             # One draw for each row, used or not: how many begin is known to the device only.
             drawn = torch.rand(
                 coefficient.shape,
                 generator=self._generator_on(coefficient.device),
                 device=coefficient.device,
             )
-            drawn = (drawn < self.probability()).to(coefficient.dtype)
-            coefficient = torch.where(begins, drawn, coefficient)
+            coefficient = torch.where(begins, drawn < self.probability(), coefficient)
         for key in self.out_keys:
             tensordict.set(key, coefficient)
         return tensordict
