@@ -1,4 +1,4 @@
-"""The stock actor loss, plus what is learned from executed steps that paid."""
+"""The stock actor loss, plus what is learned from executed steps and advice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LoReActorLoss(LossModule):
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
     \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. With ``imitation_weight=0``
     every advised state counts alike, whatever followed, which is the form of the paper. Terms
-    with weight zero are not computed, and a batch without advice and without a step that paid
+    with weight zero are not computed, and a batch without advice and without a step to imitate
     leaves the loss, its gradients and the random stream as stock.
 
     With a ``prior_net`` its advice is used where the advisor gave none, here and, with

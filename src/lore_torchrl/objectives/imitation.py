@@ -1,4 +1,4 @@
-"""Which executed steps paid, and how much."""
+"""Which executed steps gained something over the critic, and how much."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def imitation_weight(
         tensor([0.5000, 0.1000, 0.0000])
     """
     gain = (returns - value) / scale
-    paid = gain if return_to_go is None else (return_to_go - value) / scale
-    counts = (paid > threshold) & (gain > 0) & gain.isfinite() & paid.isfinite()
+    real = gain if return_to_go is None else (return_to_go - value) / scale
+    counts = (real > threshold) & (gain > 0) & gain.isfinite() & real.isfinite()
     return torch.where(counts, gain.clamp(0.0, 1.0), 0.0)
