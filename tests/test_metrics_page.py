@@ -23,6 +23,7 @@ from lore_torchrl.configs import (  # noqa: E402
     LoReConfig,
     LossConfig,
 )
+from lore_torchrl.configs.parts import PriorNetConfig  # noqa: E402
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
 from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS  # noqa: E402
@@ -52,11 +53,10 @@ def logged(tmp_path_factory) -> set[str]:
         calls=CallsConfig(
             mode="async",
             budget=200,
-            rate_calls=50,
             cooldown=1,
-            backoff_episodes=2,
         ),
         gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
+        prior_net=PriorNetConfig(enabled=True),
         loss=LossConfig(
             prior_weight=0.3,
             multiplier_lr=1e-3,

@@ -106,8 +106,8 @@ def clean_advice(
     logits = prior_logits - prior_logits.mean(-1, keepdim=True)
     usable = (logits.abs() <= _LARGEST_LOGIT).all(-1, keepdim=True)
     valid = mask & usable & confidence.isfinite()
-    logits = torch.where(valid, logits, torch.zeros_like(logits))
-    weight = torch.where(valid, confidence.clamp(0.0, 1.0), torch.zeros_like(confidence))
+    logits = torch.where(valid, logits, 0.0)
+    weight = torch.where(valid, confidence.clamp(0.0, 1.0), 0.0)
     return logits, weight, valid
 
 

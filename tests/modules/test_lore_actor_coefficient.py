@@ -69,7 +69,6 @@ def test_the_coefficient_scales_the_weight_and_not_lore_beta():
     expected = mixed(out, out[keys.BETA] * td[keys.COEFFICIENT], td[keys.PRIOR_LOGITS], 0.95)
     torch.testing.assert_close(out[keys.MIX_LOGITS], expected)
     assert (out[keys.KL][td[keys.COEFFICIENT] == 0] == 0).all()
-    assert torch.equal(out[keys.NEED], out[keys.BETA])
 
 
 def test_a_single_weight_shows_no_spread():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lore_torchrl.service import Novelty, Plateau, TDErrorSpike
+from lore_torchrl.service import Novelty, TDErrorSpike
 
 
 def travelled(part):
@@ -52,36 +52,6 @@ def test_novelty_forgets_what_was_seen_longest_ago():
 
 
 # ---- plateau ----
-
-
-def feed(plateau, returns):
-    found = []
-    for ret in returns:
-        plateau.observe(ret)
-        found.append(plateau.due(0))
-    return found
-
-
-def test_a_plateau_is_a_window_that_is_hardly_better_than_the_last():
-    plateau = Plateau(window_episodes=2, min_improvement=0.5)
-    returns = [0, 0, 0.5, 0.5, 0.5, 1.4, 0, 9, 9, 9]
-    found = feed(plateau, returns)
-    #       first window  +0.5: none    +0.45: found         +3.55   +4.5
-    assert found == [False, False, False, False, False, True, True, False, False, False]
-
-
-def test_a_row_is_served_once_for_each_window_of_a_plateau():
-    plateau = Plateau(window_episodes=1, min_improvement=0.1)
-    assert feed(plateau, [1.0, 1.0]) == [False, True]
-    plateau.serve(0)
-    assert not plateau.due(0) and plateau.due(1)
-    assert feed(plateau, [1.0]) == [True]
-
-
-def test_a_return_that_is_not_finite_says_nothing():
-    plateau = Plateau(window_episodes=1)
-    assert feed(plateau, [1.0, math.nan, math.inf]) == [False] * 3
-    assert feed(plateau, [1.0]) == [True]
 
 
 # ---- TD-error spikes ----
@@ -146,9 +116,6 @@ def play(part, seen):
     """Show one step's values to a trigger and return what is due."""
     if isinstance(part, Novelty):
         part.update([None if value is None else str(round(value)) for value in seen])
-    elif isinstance(part, Plateau):
-        for value in seen:
-            part.observe(math.nan if value is None else value)
     else:
         part.update(seen, resets=[False, seen[0] is None])
     due = [part.due(row) for row in range(2)]
@@ -161,7 +128,6 @@ def play(part, seen):
     "fresh",
     [
         lambda: Novelty(0.6, max_keys=4),
-        lambda: Plateau(window_episodes=3, min_improvement=0.5),
         lambda: TDErrorSpike(high=1.0, low=0.5, decay=0.8, warmup=3),
     ],
 )
@@ -185,8 +151,6 @@ def test_a_resumed_trigger_goes_on_the_same(fresh, run, cut):
     [
         (lambda: Novelty(1.0), r"\[0, 1\), got 1.0"),
         (lambda: Novelty(0.5, max_keys=0), "got 0"),
-        (lambda: Plateau(window_episodes=0), "got 0"),
-        (lambda: Plateau(min_improvement=-0.1), "got -0.1"),
         (lambda: TDErrorSpike(high=1.0, low=1.0), "low=1.0, high=1.0"),
         (lambda: TDErrorSpike(decay=1.0), "got 1.0"),
         (lambda: TDErrorSpike(warmup=1), "got 1"),

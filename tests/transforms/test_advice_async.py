@@ -228,21 +228,6 @@ def test_advice_of_the_class_is_no_answer_to_the_question_asked_meanwhile(held):
     torch.testing.assert_close(stored["llm_prior_logits"][1:], first[1:])
 
 
-def test_the_policy_hears_of_episodes():
-    heard = []
-
-    class Listening(CallPolicy):
-        def observe_episode(self, row, ret, advised):
-            heard.append((row, ret, advised))
-
-    budget = CallBudget(2)
-    service = AdviceService(Know(), budget=budget, policy=Listening(budget))
-    with service:
-        env = make_env(service, lengths=(2, 3), require_key=None)
-        env.rollout(4, Act([0.9, 0.1]), break_when_any_done=False)
-    assert heard == [(0, 1.0, True), (1, 1.0, False), (0, 1.0, True)]
-
-
 class ActWithValue(Act):
     """Writes the value of each observation as well: ten a step, but for a jump."""
 

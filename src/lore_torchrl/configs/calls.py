@@ -17,20 +17,14 @@ class CallsConfig:
     budget: int = 200
     max_tokens: int | None = None
     max_cost: float | None = None
-    rate_calls: int | None = None
-    rate_steps: int = 1_000
     calls_per_step: int = 1
     cooldown: int = 0
     cooldown_after_success: int = 0
-    backoff_episodes: int | None = None
-    backoff_margin: float = 0.0
     min_beta: float = 0.05
     always: bool = True
     after_reset: bool = True
     no_reward_steps: int | None = 50
     novelty: float | None = None
-    plateau_episodes: int | None = None
-    plateau_improvement: float = 0.01
     td_spike: float | None = None
     td_spike_low: float = 1.0
     cache_size: int = 100_000
@@ -54,7 +48,6 @@ class CallsConfig:
         for name in (
             "timeout_s",
             "max_in_flight",
-            "rate_steps",
             "calls_per_step",
             "cache_size",
             "vote_visits",
@@ -63,10 +56,7 @@ class CallsConfig:
         for name in (
             "max_tokens",
             "max_cost",
-            "rate_calls",
-            "backoff_episodes",
             "no_reward_steps",
-            "plateau_episodes",
             "td_spike",
             "ttl_steps",
             "ttl_hits",
@@ -82,16 +72,11 @@ class CallsConfig:
             "it must be at least 0 and below 1, or null to switch it off",
         )
         self._require(
-            self.backoff_episodes is None or self.cooldown > 0,
-            "backoff_episodes",
-            "it lengthens the cooldown, which is 0: set lore.calls.cooldown",
-        )
-        self._require(
             self.td_spike is None or self.td_spike_low < self.td_spike,
             "td_spike_low",
             f"it must be below td_spike={self.td_spike}",
         )
-        for name in ("novelty", "plateau_episodes", "td_spike"):
+        for name in ("novelty", "td_spike"):
             rule = "with always=true every situation may be asked about already: set always=false"
             self._require(not self.always or getattr(self, name) is None, name, rule)
         self._require(

@@ -277,7 +277,7 @@ class HealthMonitor:
         bad = spent < self.budget_burn_share * self.total_steps
         return (
             f"All {calls:.0f} calls were spent by step {spent:,} of {self.total_steps:,}. Raise "
-            "lore.calls.vote_visits, or set lore.calls.rate_calls." * bad,
+            "lore.calls.vote_visits, or set lore.calls.cooldown." * bad,
             1,
         )
 

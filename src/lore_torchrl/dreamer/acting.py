@@ -171,8 +171,8 @@ def build_acting(
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
     service = build_service(c.lore.calls, advisor)
-    weighs_calls = bandit is not None or lore_actor.prior_net is not None
-    env.append_transform(_advice_transform(c, family, service, weighs_calls=weighs_calls))
+    beta_key = keys.BETA if lore_actor.prior_net is None else keys.NEED
+    env.append_transform(_advice_transform(c, family, service, beta_key))
     # The critic acts along only where its TD errors are asked for.
     after, epsilon = [] if c.lore.calls.td_spike is None else [agent.value], None
     if c.lore.epsilon.eps_init > 0:
@@ -198,13 +198,13 @@ def sends_image(config: TrainConfig) -> bool:
 
 
 def _advice_transform(
-    config: TrainConfig, family: EnvFamily, service: AdviceService, *, weighs_calls: bool
+    config: TrainConfig, family: EnvFamily, service: AdviceService, beta_key: str
 ) -> AdviceTransform:
     calls, dreamer = config.lore.calls, config.dreamer
     return AdviceTransform(
         service,
         family.make_describer(memory=config.env.memory, image=sends_image(config)),
-        beta_key=keys.NEED if weighs_calls else keys.BETA,
+        beta_key=beta_key,
         success_key="success",
         coarse=calls.coarse,
         refute=calls.refute,

@@ -23,9 +23,8 @@ from lore_torchrl.service import (
     Cooldown,
     MacroBoundaries,
 )
-from lore_torchrl.service.pauses import Backoff, RateLimit
 from lore_torchrl.service.store import AdviceStore
-from lore_torchrl.service.triggers import Novelty, Plateau, TDErrorSpike
+from lore_torchrl.service.triggers import Novelty, TDErrorSpike
 
 
 def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
@@ -121,9 +120,6 @@ def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
     if not c.always and (c.after_reset or c.no_reward_steps is not None):
         boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
 
-    def unless_off(value: float | None, build: Callable[[], Any]) -> Any:
-        return None if value is None else build()
-
     return CallPolicy(
         budget,
         cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
@@ -131,15 +127,8 @@ def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
         always=c.always,
         min_beta=c.min_beta,
         calls_per_step=c.calls_per_step,
-        novelty=unless_off(c.novelty, lambda: Novelty(c.novelty)),
-        plateau=unless_off(
-            c.plateau_episodes, lambda: Plateau(c.plateau_episodes, c.plateau_improvement)
-        ),
-        td_spike=unless_off(c.td_spike, lambda: TDErrorSpike(c.td_spike, c.td_spike_low)),
-        rate=unless_off(c.rate_calls, lambda: RateLimit(c.rate_calls, c.rate_steps)),
-        backoff=unless_off(
-            c.backoff_episodes, lambda: Backoff(c.backoff_margin, c.backoff_episodes)
-        ),
+        novelty=None if c.novelty is None else Novelty(c.novelty),
+        td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
     )
 
 

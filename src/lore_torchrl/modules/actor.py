@@ -228,9 +228,8 @@ class LoReActor(TensorDictModuleBase):
         self.mixer.write(tensordict, decision.mixture)
         self._write_action(tensordict, decision.mixture, decision.choice)
         tensordict.set(self.source_key, decision.changed.long() * keys.SOURCE_ADVICE)
-        if decision.need is not None:
-            tensordict.set(keys.NEED, decision.need)
         if decision.origin is not None:
+            tensordict.set(keys.NEED, decision.need)
             tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
 
@@ -304,9 +303,7 @@ class LoReActor(TensorDictModuleBase):
         seen = self.mixer.gate_input(policy)
         weighed = self.gate.step(seen, value_logits, disagreement, was_active)
         beta = weighed.beta if coefficient is None else weighed.beta * coefficient
-        # Answers also serve later segments, so a coefficient of 0 does not make them worthless.
-        need = None if coefficient is None else weighed.beta
-        origin = None
+        need = origin = None
         if own is not None:
             filled = self.prior_net.fill(own, prior_logits, confidence, mask)
             need = weighed.beta * (1.0 - torch.nan_to_num(filled.sure, nan=0.0))

@@ -265,16 +265,15 @@ class UncertaintyGate(TensorDictModuleBase):
             update: Also update the running scales. Default: ``False``.
         """
         parts = self._parts(log_p, value_logits, disagreement)
-        uncertainty = torch.zeros_like(log_p[..., :1])
-        if "entropy" in parts:
-            share = self.entropy_weight / self.largest_entropy
-            uncertainty = uncertainty + share * parts["entropy"]
-        for name in ("value", "disagreement"):
-            if name in parts:
-                scale = getattr(self, f"{name}_scale")
-                if update:
-                    scale.update(parts[name])
-                uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(parts[name])
+        uncertainty = 0.0
+        for name, part in parts.items():
+            if name == "entropy":
+                uncertainty = self.entropy_weight / self.largest_entropy * part
+                continue
+            scale = getattr(self, f"{name}_scale")
+            if update:
+                scale.update(part)
+            uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(part)
         beta = self.beta_max * torch.sigmoid(self.kappa * (uncertainty - self.tau))
         if self.warmup_steps:
             beta = beta * (self.steps / self.warmup_steps).clamp(max=1.0)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.flight import Near, Reply
-from lore_torchrl.service.pauses import Backoff, Cooldown, OutagePause, RateLimit
+from lore_torchrl.service.pauses import Cooldown, OutagePause
 from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.service import AdviceService
 from lore_torchrl.service.store import AdviceStore, StoreError
-from lore_torchrl.service.triggers import MacroBoundaries, Novelty, Plateau, TDErrorSpike
+from lore_torchrl.service.triggers import MacroBoundaries, Novelty, TDErrorSpike
 
 __all__ = [
     "AdviceCache",
     "AdviceService",
     "AdviceStore",
-    "Backoff",
     "BudgetExceededError",
     "CallBudget",
     "CallPolicy",
@@ -24,8 +23,6 @@ __all__ = [
     "Near",
     "Novelty",
     "OutagePause",
-    "Plateau",
-    "RateLimit",
     "Reply",
     "StoreError",
     "TDErrorSpike",

@@ -1,9 +1,7 @@
-"""What keeps calls apart: cooldown, rate, outages, and back-off while advice does not pay."""
+"""What keeps calls apart: cooldown and outages."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from typing import Any
 
 
@@ -47,9 +45,9 @@ class Cooldown:
         """Let ``steps`` environment steps pass."""
         self.left = max(0, self.left - steps)
 
-    def start(self, factor: int = 1) -> None:
-        """Begin the pause after a call, ``factor`` times as long as usual."""
-        self.left = max(self.left, self.steps * factor)
+    def start(self) -> None:
+        """Begin the pause after a call."""
+        self.left = max(self.left, self.steps)
 
     def success(self) -> None:
         """Begin the pause after a success; a longer pause under way goes on."""
@@ -66,67 +64,6 @@ class Cooldown:
             state: What :meth:`state_dict` returned.
         """
         self.left = int(state["left"])
-
-
-class RateLimit:
-    """At most ``calls`` calls in any ``per_steps`` environment steps in a row.
-
-    Steps of all rows count together, as in :class:`Cooldown`. A call at step t leaves
-    the window at step t + ``per_steps``.
-
-    Args:
-        calls: Most calls in the window, at least 1.
-        per_steps: Length of the window in environment steps, at least 1.
-
-    Raises:
-        ValueError: If either is below 1.
-
-    Examples:
-        >>> rate = RateLimit(2, per_steps=100)
-        >>> rate.take(2)
-        >>> rate.advance(99)
-        >>> rate.left
-        0
-        >>> rate.advance(1)
-        >>> rate.left
-        2
-    """
-
-    def __init__(self, calls: int, per_steps: int) -> None:
-        if calls < 1 or per_steps < 1:
-            raise ValueError(
-                f"RateLimit needs at least one call and one step, got calls={calls}, "
-                f"per_steps={per_steps}. For no calls use CallBudget(0), for no limit None."
-            )
-        self.calls = calls
-        self.per_steps = per_steps
-        self._ages: deque[int] = deque()  # steps since each call in the window
-
-    @property
-    def left(self) -> int:
-        """Calls that may be made now."""
-        # A run may be resumed with a smaller rate than before.
-        return max(0, self.calls - len(self._ages))
-
-    def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass."""
-        self._ages = deque(age + steps for age in self._ages if age + steps < self.per_steps)
-
-    def take(self, n: int) -> None:
-        """Take note of ``n`` calls made now."""
-        self._ages.extend([0] * n)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the steps that have passed since each call in the window."""
-        return {"ages": list(self._ages)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the window.
-
-        Args:
-            state: What :meth:`state_dict` returned.
-        """
-        self._ages = deque(int(age) for age in state["ages"])
 
 
 class OutagePause:
@@ -265,92 +202,3 @@ class OutagePause:
         self._next = int(state["next"])
         self._before = int(state["before"])
         self._unreadable = int(state["unreadable"])
-
-
-class Backoff:
-    """A factor on the cooldown that doubles while advice brings no uplift.
-
-    The uplift is mean(returns of advised episodes) - mean(returns of the others), over
-    the last ``window_episodes`` of each kind. It is judged whenever that many advised
-    episodes have ended since the last judgement and as many others are known. Below
-    ``margin`` the factor doubles, up to ``max_factor``; otherwise it is halved, down
-    to 1.
-
-    Args:
-        margin: Least uplift, in units of return, that advice must bring. Default:
-            ``0.0``.
-        window_episodes: Episodes of each kind that are compared, at least 1.
-            Default: ``20``.
-        max_factor: Largest factor, a power of 2. Default: ``64``.
-
-    Raises:
-        ValueError: If a number is out of its range.
-
-    Examples:
-        >>> backoff = Backoff(margin=0.1, window_episodes=2)
-        >>> for _ in range(2):
-        ...     backoff.observe(1.0, advised=False)
-        ...     backoff.observe(0.5, advised=True)
-        >>> backoff.factor
-        2
-    """
-
-    def __init__(
-        self, margin: float = 0.0, window_episodes: int = 20, max_factor: int = 64
-    ) -> None:
-        if not math.isfinite(margin):
-            raise ValueError(f"margin must be a finite difference of returns, got {margin}.")
-        if window_episodes < 1:
-            raise ValueError(f"window_episodes must be at least 1, got {window_episodes}.")
-        if max_factor < 1 or max_factor & (max_factor - 1):
-            raise ValueError(
-                f"max_factor must be a power of 2, got {max_factor}: the factor only doubles "
-                "and halves. Try 64."
-            )
-        self.margin = margin
-        self.window_episodes = window_episodes
-        self.max_factor = max_factor
-        self.factor = 1
-        self._advised: deque[float] = deque(maxlen=window_episodes)
-        self._unadvised: deque[float] = deque(maxlen=window_episodes)
-        self._since = 0
-
-    def observe(self, ret: float, *, advised: bool) -> None:
-        """Take note of a finished episode.
-
-        Args:
-            ret: Its return; one that is not finite says nothing and is left out.
-            advised: Whether it had any advice.
-        """
-        if not math.isfinite(ret):
-            return
-        (self._advised if advised else self._unadvised).append(float(ret))
-        self._since += advised
-        if self._since < self.window_episodes or len(self._unadvised) < self.window_episodes:
-            return
-        self._since = 0
-        uplift = (sum(self._advised) - sum(self._unadvised)) / self.window_episodes
-        if uplift < self.margin:
-            self.factor = min(2 * self.factor, self.max_factor)
-        else:
-            self.factor = max(self.factor // 2, 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the factor and the returns that are compared."""
-        return {
-            "factor": self.factor,
-            "advised": list(self._advised),
-            "unadvised": list(self._unadvised),
-            "since": self._since,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the factor and the returns.
-
-        Args:
-            state: What :meth:`state_dict` returned.
-        """
-        self.factor = min(int(state["factor"]), self.max_factor)
-        self._advised = deque(state["advised"], maxlen=self.window_episodes)
-        self._unadvised = deque(state["unadvised"], maxlen=self.window_episodes)
-        self._since = int(state["since"])

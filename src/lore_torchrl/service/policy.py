@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.locks import SharedLock
-from lore_torchrl.service.pauses import Backoff, Cooldown, OutagePause, RateLimit
-from lore_torchrl.service.triggers import MacroBoundaries, Novelty, Plateau, TDErrorSpike
+from lore_torchrl.service.pauses import Cooldown, OutagePause
+from lore_torchrl.service.triggers import MacroBoundaries, Novelty, TDErrorSpike
 
 
 class CallPolicy:
     """Chooses, at each vector step, the rows whose uncached situation is worth a call.
 
     A row is eligible if ``always``, or if any trigger that is switched on is due for it:
-    macro boundaries, novelty, plateau, TD-error spike. It is asked about if nothing
-    speaks against it: calls are left, cooldown and pauses are over, the rate is not
-    used up, and its beta is at least ``min_beta``. Of such rows the ``calls_per_step``
+    macro boundaries, novelty, TD-error spike. It is asked about if nothing speaks
+    against it: calls are left, cooldown and pauses are over, and its beta is at least
+    ``min_beta``. Of such rows the ``calls_per_step``
     with the highest beta are taken. Equal betas take turns.
 
     The asking thread may report results while another chooses.
@@ -33,16 +33,12 @@ class CallPolicy:
             Default: ``0.0``.
         calls_per_step: Most calls at one vector step, at least 1. Default: ``1``.
         novelty: Trigger on situations that were seen seldom. Default: off.
-        plateau: Trigger on episode returns that stand still. Default: off.
         td_spike: Trigger on unusual TD errors. Default: off.
-        rate: Most calls in a window of environment steps. Default: no limit.
-        backoff: Lengthens the cooldown while advice brings no uplift. Default: off.
         outage: Pauses while the advisor fails. Default: ``OutagePause()``.
 
     Raises:
         ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
-            triggers would do nothing beside ``always``, or none is on without it; if
-            ``backoff`` has no cooldown to lengthen.
+            triggers would do nothing beside ``always``, or none is on without it.
 
     Examples:
         >>> policy = CallPolicy(CallBudget(10), min_beta=0.2)
@@ -67,10 +63,7 @@ class CallPolicy:
         min_beta: float = 0.0,
         calls_per_step: int = 1,
         novelty: Novelty | None = None,
-        plateau: Plateau | None = None,
         td_spike: TDErrorSpike | None = None,
-        rate: RateLimit | None = None,
-        backoff: Backoff | None = None,
         outage: OutagePause | None = None,
     ) -> None:
         if not 0.0 <= min_beta <= 1.0:
@@ -80,7 +73,7 @@ class CallPolicy:
                 f"calls_per_step must be at least 1, got {calls_per_step}. "
                 "To make no calls, use CallBudget(0)."
             )
-        triggers = {"novelty": novelty, "plateau": plateau, "td_spike": td_spike}
+        triggers = {"novelty": novelty, "td_spike": td_spike}
         given = [name for name, trigger in triggers.items() if trigger is not None]
         if always and given:
             raise ValueError(
@@ -94,11 +87,6 @@ class CallPolicy:
             )
         self.budget = budget
         self.cooldown = Cooldown() if cooldown is None else cooldown
-        if backoff is not None and self.cooldown.steps == 0:
-            raise ValueError(
-                "backoff lengthens the cooldown after a call, which has steps=0. Use "
-                "Cooldown(steps=1) or more."
-            )
         if boundaries is None:
             boundaries = MacroBoundaries()
         self.boundaries = boundaries or None
@@ -106,10 +94,7 @@ class CallPolicy:
         self.min_beta = min_beta
         self.calls_per_step = calls_per_step
         self.novelty = novelty
-        self.plateau = plateau
         self.td_spike = td_spike
-        self.rate = rate
-        self.backoff = backoff
         self.outage = OutagePause() if outage is None else outage
         self._turn = 0
         # Environment steps that have passed, and that had at the latest call.
@@ -187,9 +172,8 @@ class CallPolicy:
         """Let the clocks of all pauses go on."""
         steps = moved if steps is None else steps
         self._step += steps
-        for pause in (self.cooldown, self.rate, self.outage):
-            if pause is not None:
-                pause.advance(steps)
+        self.cooldown.advance(steps)
+        self.outage.advance(steps)
         if successes is not None and any(successes):
             self.cooldown.success()
 
@@ -212,8 +196,6 @@ class CallPolicy:
         if not candidates or not self.cooldown.ready or not self.outage.ready:
             return []
         most = min(1 if self.outage.out else self.calls_per_step, self.budget.remaining)
-        if self.rate is not None:
-            most = min(most, self.rate.left)
         if most == 0:
             return []
         eligible = [
@@ -228,23 +210,21 @@ class CallPolicy:
         if chosen:
             self._turn = (chosen[-1] + 1) % rows
             self._last_call_step = self._step
-            self.cooldown.start(1 if self.backoff is None else self.backoff.factor)
+            self.cooldown.start()
             self.outage.begin_call()
-            if self.rate is not None:
-                self.rate.take(len(chosen))
             self._serve(chosen)
         return chosen
 
     def _due(self, row: int) -> bool:
         if self.always:
             return True
-        triggers = (self.boundaries, self.novelty, self.plateau, self.td_spike)
+        triggers = (self.boundaries, self.novelty, self.td_spike)
         return any(trigger is not None and trigger.due(row) for trigger in triggers)
 
     def _serve(self, chosen: Sequence[int]) -> None:
         if self.always:
             return
-        for trigger in (self.boundaries, self.novelty, self.plateau):
+        for trigger in (self.boundaries, self.novelty):
             if trigger is not None:
                 for row in chosen:
                     trigger.serve(row)
@@ -265,52 +245,23 @@ class CallPolicy:
         with self._lock:
             self.outage.withdraw_call()
 
-    def observe_episode(self, row: int, ret: float, advised: bool) -> None:
-        """Take note of a finished episode.
-
-        Args:
-            row: The row in which it ended.
-            ret: Its return.
-            advised: Whether it had any advice, bought or cached.
-        """
-        with self._lock:
-            if self.plateau is not None:
-                self.plateau.observe(ret)
-            if self.backoff is not None:
-                self.backoff.observe(ret, advised=advised)
-
     def stats(self) -> dict[str, float]:
         """Return ``calls`` spent, ``budget_left``, ``cooldown_left`` and ``last_call_step``.
 
         The last two in environment steps, the latter 0 before the first call. Also
-        ``outage_pause_left`` (environment steps, 0 without an outage), and of what is
-        switched on ``rate_left`` (calls) and ``backoff_factor``.
+        ``outage_pause_left`` (environment steps, 0 without an outage).
         """
         with self._lock:
-            stats = {
+            return {
                 "calls": float(self.budget.spent),
                 "budget_left": float(self.budget.remaining),
                 "cooldown_left": float(self.cooldown.left),
                 "last_call_step": float(self._last_call_step),
                 "outage_pause_left": float(self.outage.left),
             }
-            if self.rate is not None:
-                stats["rate_left"] = float(self.rate.left)
-            if self.backoff is not None:
-                stats["backoff_factor"] = float(self.backoff.factor)
-            return stats
 
     def _parts(self) -> dict[str, Any]:
-        names = (
-            "cooldown",
-            "boundaries",
-            "novelty",
-            "plateau",
-            "td_spike",
-            "rate",
-            "backoff",
-            "outage",
-        )
+        names = ("cooldown", "boundaries", "novelty", "td_spike", "outage")
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:

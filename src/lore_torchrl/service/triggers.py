@@ -1,4 +1,4 @@
-"""What makes a row worth a call: macro boundaries, novelty, plateaus, TD-error spikes."""
+"""What makes a row worth a call: macro boundaries, novelty, TD-error spikes."""
 
 from __future__ import annotations
 
@@ -162,94 +162,6 @@ class Novelty:
         kept = state["visits"][-self.max_keys :]
         self._visits = OrderedDict((key, int(visits)) for key, visits in kept)
         self._due = [bool(value) for value in state["due"]]
-
-
-class Plateau:
-    """Returns that stand still: a window's mean that hardly exceeds the one before.
-
-    The mean return of each ``window_episodes`` episodes is compared with that of the
-    window before. Where it is not at least ``min_improvement`` higher, each row becomes
-    due once. A plateau that lasts is found again at the end of each window.
-
-    Args:
-        window_episodes: Episodes, of all rows together, in a window, at least 1.
-            Default: ``20``.
-        min_improvement: Gain in mean return, at least 0, that is no plateau. At 0 only a
-            loss is one. Default: ``0.01``.
-
-    Raises:
-        ValueError: If a number is out of its range.
-
-    Examples:
-        >>> plateau = Plateau(window_episodes=2, min_improvement=0.1)
-        >>> for ret in (0.0, 1.0, 0.5, 0.5):
-        ...     plateau.observe(ret)
-        >>> plateau.due(0)
-        True
-        >>> plateau.serve(0)
-        >>> plateau.due(0), plateau.due(1)
-        (False, True)
-    """
-
-    def __init__(self, window_episodes: int = 20, min_improvement: float = 0.01) -> None:
-        if window_episodes < 1:
-            raise ValueError(f"window_episodes must be at least 1, got {window_episodes}.")
-        if not (math.isfinite(min_improvement) and min_improvement >= 0):
-            raise ValueError(
-                f"min_improvement is a gain in return, finite and at least 0, got "
-                f"{min_improvement}."
-            )
-        self.window_episodes = window_episodes
-        self.min_improvement = min_improvement
-        self._sum = 0.0
-        self._count = 0
-        self._previous: float | None = None
-        self._found = False
-        self._served: set[int] = set()
-
-    def observe(self, ret: float) -> None:
-        """Take note of a finished episode's return; one that is not finite says nothing."""
-        if not math.isfinite(ret):
-            return
-        self._sum += ret
-        self._count += 1
-        if self._count < self.window_episodes:
-            return
-        mean = self._sum / self._count
-        previous, self._previous = self._previous, mean
-        self._sum, self._count = 0.0, 0
-        self._found = previous is not None and mean - previous < self.min_improvement
-        self._served.clear()
-
-    def due(self, row: int) -> bool:
-        """Whether ``row`` has not been asked about since the plateau was found."""
-        return self._found and row not in self._served
-
-    def serve(self, row: int) -> None:
-        """Take note that ``row`` was asked about."""
-        self._served.add(row)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the window under way, the mean of the last, and the rows served."""
-        return {
-            "sum": self._sum,
-            "count": self._count,
-            "previous": self._previous,
-            "found": self._found,
-            "served": sorted(self._served),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the windows.
-
-        Args:
-            state: What :meth:`state_dict` returned.
-        """
-        self._sum = float(state["sum"])
-        self._count = int(state["count"])
-        self._previous = None if state["previous"] is None else float(state["previous"])
-        self._found = bool(state["found"])
-        self._served = {int(row) for row in state["served"]}
 
 
 class TDErrorSpike:

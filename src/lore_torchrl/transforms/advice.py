@@ -308,12 +308,7 @@ class AdviceTransform(Transform):
         if self._armed and self.value_key is not None:
             values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
             td_errors = self._rows.td_errors(values, reward, self.discount)
-        stepped = self._rows.step(reward, done)
-        if self._armed:
-            for row in np.flatnonzero(done & stepped).tolist():
-                self.service.policy.observe_episode(
-                    row, float(self._rows.returns[row]), bool(self._rows.advised[row])
-                )
+        stepped = self._rows.step(done)
         self._advise(
             next_tensordict,
             np.flatnonzero(~self._rows.ended).tolist(),

@@ -26,9 +26,6 @@ class RowState:
         self.ended = np.ones(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.
         self.untold_resets = np.zeros(rows, dtype=bool)
-        # Of the episodes under way: their return, and whether any step had advice.
-        self.returns = np.zeros(rows)
-        self.advised = np.zeros(rows, dtype=bool)
         # Key of the situation that each row is in.
         self.situations: list[str | None] = [None] * rows
         # Of the step before: value of its observation and reward, for the TD error.
@@ -42,15 +39,11 @@ class RowState:
         """Begin new episodes in the rows where ``rows`` is true."""
         self.untold_resets |= rows
         self.ended &= ~rows
-        self.returns[rows] = 0.0
-        self.advised[rows] = False
         self._value[rows] = np.nan
 
-    def step(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+    def step(self, done: np.ndarray) -> np.ndarray:
         """Let a step pass; return which rows made it, for the others had ended before."""
         stepped = ~self.ended
-        self.returns += np.where(stepped, reward, 0.0)
-        self.advised |= self.mask[:, 0]
         self.ended |= done
         return stepped
 
