@@ -125,7 +125,7 @@ def test_every_run_of_every_study_composes(name):
 def test_a_study_has_the_last_word_over_the_root():
     assert compose_study().experiments == ["doorkey5x5"]
     regret = compose_study("study=regret")
-    assert regret.experiments == ["empty8x8"] and regret.seeds == 3
+    assert regret.experiments == ["empty5x5", "empty_random5x5"] and regret.seeds == 10
     assert compose_study("study=regret", "experiments=[doorkey5x5]").experiments == ["doorkey5x5"]
 
 
