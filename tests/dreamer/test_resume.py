@@ -199,7 +199,7 @@ def test_two_resumes_of_one_checkpoint_are_equal_to_the_bit(finished, tmp_path):
     [
         ("bandit", "enabled", False, "lore.bandit"),
         ("loss", "imitation_weight", 0.0, "lore.loss.imitation_weight"),
-        ("prior_net", "num_cells", 7, "lore.prior_net"),
+        ("prior_net", "enabled", True, "lore.prior_net"),
         ("gate", "disagreement_weight", 0.3, "lore.gate.disagreement_weight"),
         ("gate", "value_source", "ensemble", "lore.gate.value_source"),
         ("epsilon", "eps_init", 0.3, "lore.epsilon"),

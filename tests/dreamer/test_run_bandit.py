@@ -108,12 +108,11 @@ def test_everything_together_and_resumed(tmp_path):
 @pytest.mark.parametrize("acts", [True, False])
 def test_the_bandit_decides_what_acts(tmp_path, acts):
     """Asked for is advice in either case."""
-    # A bandit that begins as good as certain, and of segments too few to change its mind.
+    # A bandit that is as good as certain, and segments too few to change its mind.
     bandit = BanditConfig(floor=1e-6, segment_steps=None)
     config = tiny_config(tmp_path / "run", lore=LoReConfig(bandit=bandit), total_steps=128)
     run = build_run(config, advisor=planner())
-    if not acts:
-        bandit_of(run).log_odds.neg_()
+    bandit_of(run).log_odds.fill_(12.0 if acts else -12.0)
     try:
         run.trainer.train()
     finally:
