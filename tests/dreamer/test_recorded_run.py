@@ -63,6 +63,7 @@ def test_a_run_repeated_from_its_recording_is_equal_to_the_bit(tmp_path, recorde
     repeats(*recorded, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_faults_of_a_run_are_repeated_too(tmp_path):
     path = tmp_path / "advice.sqlite"
     original = run_through(tiny_config(tmp_path / "a", record=str(path)), Flaky())

@@ -81,6 +81,7 @@ def test_the_log_names_model_and_prompt(tmp_path, monkeypatch):
     assert f"Adviser: ChatAdvisor, model m, prompt_hash {advisor.prompt_hash}" in told
 
 
+@pytest.mark.slow
 def test_faults_for_ever_leave_stock(tmp_path):
     with FaultServer(random_of=QUICK, seed=6) as server:
         lore = LoReConfig(calls=CallsConfig(budget=40))

@@ -313,6 +313,7 @@ def test_the_larger_lake_by_its_own_id():
     assert len(FrozenLake().squares) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["snake", "market"])
 def test_rows_in_processes_of_their_own_are_those_of_one_process(name):
     rollouts = []

@@ -120,6 +120,7 @@ def test_fewer_actions_than_seven():
     assert env.reset()["action_mask"].shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_parallel_gives_the_rows_of_serial():
     serial = make_env(FETCH, num_envs=2, seed=3)
     parallel = make_env(FETCH, num_envs=2, seed=3, parallel=True)
