@@ -139,14 +139,6 @@ def test_expires_after_steps(make):
     assert cache.get("a") == advice(3.0)
 
 
-def test_expires_after_hits_near_ones_included(make):
-    cache = make(ttl_hits=2)
-    cache.put("a", advice(), coarse="room")
-    assert cache.get("a") and cache.get("x", "room")
-    assert cache.get("y", "room") is None
-    assert counters(cache) == (1, 1, 1, 1)
-
-
 def test_an_expired_neighbour_makes_way_for_the_next(make):
     cache = make(ttl_steps=10, radius=5.0)
     cache.put("old", advice(1.0), coarse="hall", latent=[0.0])
@@ -230,11 +222,12 @@ def test_the_store_keeps_what_the_memory_drops(store):
 
 
 def test_what_has_expired_does_not_come_back_from_the_store(store):
-    cache = AdviceCache(store=store, ttl_hits=1)
+    cache = AdviceCache(store=store, ttl_steps=1)
     cache.put("a", advice(1.0))
     assert cache.get("a")
+    cache.advance(1)
     assert [cache.get("a"), cache.get("a")] == [None, None]
-    again = AdviceCache(store=store, ttl_hits=1)
+    again = AdviceCache(store=store, ttl_steps=1)
     again.load_state_dict(travelled(cache))
     assert again.get("a") is None
     again.put("a", advice(2.0))
@@ -290,11 +283,10 @@ def apply(cache, operation, n):
     run=operations,
     cut=st.integers(0, 40),
     ttl_steps=st.one_of(st.none(), st.integers(1, 8)),
-    ttl_hits=st.one_of(st.none(), st.integers(1, 3)),
 )
-def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps, ttl_hits):
+def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps):
     def fresh():
-        return AdviceCache(4, ttl_steps=ttl_steps, ttl_hits=ttl_hits, radius=0.5)
+        return AdviceCache(4, ttl_steps=ttl_steps, radius=0.5)
 
     cache = restored = fresh()
     for n, operation in enumerate(run):
@@ -318,7 +310,6 @@ def test_loads_the_state_of_the_first_release():
     ("config", "message"),
     [
         ({"ttl_steps": 0}, "ttl_steps must be at least 1, got 0"),
-        ({"ttl_hits": -1}, "ttl_hits must be at least 1, got -1"),
         ({"radius": 0.0}, "radius must be .* got 0.0"),
         ({"radius": float("inf")}, "got inf"),
     ],

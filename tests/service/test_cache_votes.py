@@ -59,14 +59,6 @@ def test_a_second_answer_about_a_situation_is_its_own():
     assert (cache.hits, cache.near_hits) == (1, 0)
 
 
-def test_an_answer_votes_as_often_as_it_may_serve():
-    cache = AdviceCache(votes=2, ttl_hits=2)
-    for key, advice in {"a": LEFT, "b": RIGHT}.items():
-        cache.put(key, advice, coarse="hall")
-    both = average([RIGHT, LEFT])
-    assert [cache.get("new", coarse="hall") for _ in range(2)] == [both, both]
-
-
 def test_without_votes_each_answer_stands_for_itself():
     cache = AdviceCache()
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():

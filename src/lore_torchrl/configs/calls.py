@@ -29,7 +29,6 @@ class CallsConfig:
     td_spike_low: float = 1.0
     cache_size: int = 100_000
     ttl_steps: int | None = None
-    ttl_hits: int | None = None
     coarse: bool = True
     coarse_votes: int | None = 5
     vote_visits: int = 8
@@ -59,7 +58,6 @@ class CallsConfig:
             "no_reward_steps",
             "td_spike",
             "ttl_steps",
-            "ttl_hits",
             "radius",
             "coarse_votes",
         ):

@@ -98,7 +98,6 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         c.cache_size,
         store=store,
         ttl_steps=c.ttl_steps,
-        ttl_hits=c.ttl_hits,
         radius=c.radius,
         votes=c.coarse_votes,
         vote_visits=c.vote_visits,

@@ -28,7 +28,6 @@ class _Entry:
     coarse: str | None = None
     latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
-    served: int = 0
     seq: int = 0  # its number in the store, or without one in this cache: higher is later
 
 
@@ -60,7 +59,6 @@ class AdviceCache:
         store: Where answers are kept; ``None`` for memory only. Default: ``None``.
         ttl_steps: Environment steps, as told to :meth:`advance`, after which an answer
             is not served any more; ``None`` for never. Default: ``None``.
-        ttl_hits: Times an answer is served; ``None`` for no end. Default: ``None``.
         radius: Largest Euclidean distance at which a latent's advice serves another;
             ``None`` for no search by latents. Latents of different world models cannot
             be compared: keep their caches apart by ``prefix``. Default: ``None``.
@@ -94,7 +92,6 @@ class AdviceCache:
         *,
         store: AdviceStore | None = None,
         ttl_steps: int | None = None,
-        ttl_hits: int | None = None,
         radius: float | None = None,
         votes: int | None = None,
         vote_visits: int = 8,
@@ -102,13 +99,12 @@ class AdviceCache:
     ) -> None:
         if max_entries < 1:
             raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
-        for name, value in (("ttl_steps", ttl_steps), ("ttl_hits", ttl_hits), ("votes", votes)):
+        for name, value in (("ttl_steps", ttl_steps), ("votes", votes)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}. Use None for no end.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
-        self.ttl_hits = ttl_hits
         self.radius = radius
         self.votes = votes
         self.prefix = prefix
@@ -169,7 +165,6 @@ class AdviceCache:
             else:
                 self.near_hits += 1
             advice = self._voted(found, key, coarse)
-            self._entries[found].served += 1
             self._entries.move_to_end(found)
             return advice
 
@@ -258,9 +253,7 @@ class AdviceCache:
         entry = self._entries.get(key)
         if entry is None:
             return False
-        old = self.ttl_steps is not None and self._now - entry.born >= self.ttl_steps
-        worn = self.ttl_hits is not None and entry.served >= self.ttl_hits
-        return not (old or worn)
+        return self.ttl_steps is None or self._now - entry.born < self.ttl_steps
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether an entry is alive, and not refuted in the situation that is looked up."""
@@ -406,7 +399,6 @@ class AdviceCache:
             "coarse": entry.coarse,
             "latent": None if entry.latent is None else entry.latent.tolist(),
             "born": entry.born,
-            "served": entry.served,
             "seq": entry.seq,
         }
         return {name: value for name, value in extra.items() if value}
