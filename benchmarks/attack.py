@@ -7,7 +7,7 @@ Run from the project's root::
     python benchmarks/attack.py --outages       # away at the start, and in the middle
 
 Each row is one run of ``experiment=doorkey5x5 advisor=openai`` in a fresh process: its own
-environments, transform, service, adviser and trainer, with 98 calls and all of its defaults but
+environments, transform, service, advisor and trainer, with 98 calls and all of its defaults but
 a shorter deadline, and without learner updates. The server is another process on loopback. It
 counts calls by a number that the run writes into each question, so that retries and probing do
 not count twice.

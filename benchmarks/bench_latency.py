@@ -1,14 +1,14 @@
-"""Collection speed with a slow adviser: async, none and blocking, in one process.
+"""Collection speed with a slow advisor: async, none and blocking, in one process.
 
 Run from the project's root, on an otherwise idle machine::
 
     python benchmarks/bench_latency.py
 
 Each collects DoorKey-5x5 with the acting policy of a run, without learning: ``none`` with
-a budget of 0, ``async`` with an adviser that takes 1 s, ``blocking`` with the same adviser
+a budget of 0, ``async`` with an advisor that takes 1 s, ``blocking`` with the same advisor
 and few calls. They take turns in short stretches, in random order, so that all see the
 same machine. Each ratio is the median over rounds of (steps per second / those of ``none``
-within the round), with a 95% bootstrap interval over rounds. In async mode the adviser is
+within the round), with a 95% bootstrap interval over rounds. In async mode the advisor is
 asked all the time: calls without end, one at most for each vector step, and a cache of one
 answer, so that new questions never run out; blocking is slower the more calls a stretch
 has, so its calls in a stretch are fixed and printed.

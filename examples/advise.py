@@ -1,4 +1,4 @@
-"""Ask an adviser once and show everything: the first thing to run with a new server.
+"""Ask an advisor once and show everything: the first thing to run with a new server.
 
 Examples::
 
@@ -41,8 +41,8 @@ def main(config: DictConfig) -> None:
             memory=env.memory,
             image=getattr(advisor, "send_image", False),
         )
-        adviser = build_advisor(advisor, planner=planner_of(family), seed=config.seed)
-        report, advised = asyncio.run(ask_once(adviser, request))
+        advisor = build_advisor(advisor, planner=planner_of(family), seed=config.seed)
+        report, advised = asyncio.run(ask_once(advisor, request))
     except Exception as error:
         # Hydra wraps what a constructor raised; its first cause says what to change.
         sys.exit(f"Cannot ask: {error.__cause__ or error}")

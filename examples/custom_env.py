@@ -1,4 +1,4 @@
-"""Your own environment, its describer and an adviser: python examples/custom_env.py 3000."""
+"""Your own environment, its describer and an advisor: python examples/custom_env.py 3000."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Train LoRe and stock DreamerV3 side by side on DoorKey-5x5 and compare them.
 
-Two processes of one thread each; about four minutes on two cores. The adviser is the
+Two processes of one thread each; about four minutes on two cores. The advisor is the
 embedded planner, limited to 98 calls. Usage::
 
     python examples/demo.py [--steps 10000] [--seed 0] [--output outputs/demo]
@@ -87,7 +87,7 @@ def report(folders: dict[str, Path]) -> None:
     """Print held-out success at each evaluation, calls and speed."""
     rows = {name: read_metrics(folder) for name, folder in folders.items()}
     steps = sorted({r["step"] for run in rows.values() for r in run if "eval/success" in r})
-    print("\nHeld-out success, adviser off (100 episodes on seeds never trained on)\n")
+    print("\nHeld-out success, advisor off (100 episodes on seeds never trained on)\n")
     print(f"{'':18s}" + "".join(f"{step:>9,d}" for step in steps) + f"{'calls':>9s}{'steps/s':>9s}")
     for name, run in rows.items():
         success = {r["step"]: r["eval/success"] for r in run if "eval/success" in r}

@@ -362,20 +362,20 @@ def test_pages_name_settings_that_exist():
     assert found > 40
 
 
-def test_the_worked_cost_adds_up_and_is_the_advisers_formula():
+def test_the_worked_cost_adds_up_and_is_the_advisors_formula():
     from lore_torchrl.advisors.chat import ChatAdvisor
 
     text = (ROOT / "docs" / "servers.md").read_text()
     number = r"([\d.]+)"
     line = rf"{number} \* \({number} \* {number} \+ {number} \* {number}\) / 1e6 = {number}"
     calls, read, price_in, written, price_out, said = map(float, re.search(line, text).groups())
-    adviser = ChatAdvisor(
+    advisor = ChatAdvisor(
         "model",
         base_url="http://localhost:1/v1",
         prompt_price=price_in,
         completion_price=price_out,
     )
     tokens = {"prompt_tokens": int(read), "completion_tokens": int(written)}
-    usage = adviser._usage({"usage": tokens})
+    usage = advisor._usage({"usage": tokens})
     assert calls * usage.cost == pytest.approx(said)
     assert calls == compose("experiment=doorkey8x8").lore.calls.budget

@@ -7,7 +7,7 @@ number of actions.
 | name | shape | dtype | meaning |
 | --- | --- | --- | --- |
 | :data:`PRIOR_LOGITS` | ``[*B, A]`` | float32 | advice as raw logits, zeros where there is none |
-| :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the adviser's own confidence, 0 to 1 |
+| :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the advisor's own confidence, 0 to 1 |
 | :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
 | :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | its question, 0: none; negative: other advice serves |
 | :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
@@ -63,5 +63,5 @@ COEFFICIENT = "lore_coefficient"
 
 # Whose advice was at hand, also where the coefficient left it no weight.
 ORIGIN_NONE = 0
-ORIGIN_ADVISER = 1
+ORIGIN_ADVISOR = 1
 ORIGIN_PRIOR_NET = 2

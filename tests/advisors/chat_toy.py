@@ -1,4 +1,4 @@
-"""A question, an adviser of a fault server and ready replies, for the tests of chat."""
+"""A question, an advisor of a fault server and ready replies, for the tests of chat."""
 
 from __future__ import annotations
 

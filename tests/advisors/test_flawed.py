@@ -47,7 +47,7 @@ def said(advisor, keys):
 
 
 class Costly:
-    """A planner behind a price, an error at ``x``, and what a chat adviser shows."""
+    """A planner behind a price, an error at ``x``, and what a chat advisor shows."""
 
     cache_prefix = "model:"
     model = "some-model"
@@ -227,7 +227,7 @@ def test_a_resumed_wrapper_continues_equal(index, asked):
     assert ask(other, later) == expected
 
 
-def test_a_state_without_the_wrapped_advisers_is_enough():
+def test_a_state_without_the_wrapped_advisors_is_enough():
     for wrapped in all_wrapped(lambda seed: Costly(), 0):
         ask(wrapped, "ab")
         wrapped.load_state_dict(json.loads(json.dumps(wrapped.state_dict())))
@@ -320,7 +320,7 @@ def test_each_choice_composes(overrides, expected):
     assert compose(*overrides) == expected
 
 
-def test_a_stale_chat_adviser_composes():
+def test_a_stale_chat_advisor_composes():
     config = compose("advisor=stale", "advisor@advisor.advisor=vllm", "advisor.advisor.model=m")
     assert isinstance(config.advisor, configs.ChatAdvisorConfig) and config.advisor.model == "m"
 

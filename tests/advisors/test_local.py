@@ -220,12 +220,12 @@ def test_answers_of_other_settings_have_another_prefix():
         {"max_tokens": 60},
         {"truncate": True},
     ]
-    advisers = [LocalAdvisor(model, tokenizer=tokenizer, **kwargs) for kwargs in settings]
-    assert len({advisor.cache_prefix for advisor in advisers}) == len(settings)
-    assert LocalAdvisor(model, tokenizer=tokenizer).cache_prefix == advisers[0].cache_prefix
+    advisors = [LocalAdvisor(model, tokenizer=tokenizer, **kwargs) for kwargs in settings]
+    assert len({advisor.cache_prefix for advisor in advisors}) == len(settings)
+    assert LocalAdvisor(model, tokenizer=tokenizer).cache_prefix == advisors[0].cache_prefix
     # In parts, or how many at a time, is no other answer.
     other = LocalAdvisor(model, tokenizer=tokenizer, max_sequences=2)
-    assert other.cache_prefix == advisers[0].cache_prefix
+    assert other.cache_prefix == advisors[0].cache_prefix
 
 
 @pytest.mark.parametrize("settings", [{"max_tokens": 60}, {"positions": 60}, {"known": 60}])

@@ -112,7 +112,7 @@ def test_advice_that_float32_does_not_hold_is_refused(logit):
     assert Advice((0.0, -1e30)).logits[1] == -1e30
 
 
-def test_a_store_keeps_advisers_of_other_settings_apart():
+def test_a_store_keeps_advisors_of_other_settings_apart():
     settings = [
         {}, {"competence": -1.0}, {"competence": 0.5}, {"competence": 0.5, "seed": 1},
         {"sharpness": 2.0}, {"confidence": 0.5},

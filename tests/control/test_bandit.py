@@ -229,7 +229,7 @@ class TestDraw:
         assert torch.equal(bandit.get_extra_state(), state)
 
 
-class TestAdvisers:
+class TestAdvisors:
     """With the settings of a run: at most 60 segments, in rounds of 4 or of all at once."""
 
     @pytest.mark.parametrize("num", [4, 64])
@@ -246,13 +246,13 @@ class TestAdvisers:
             assert lowest > 0.75 and bandit.probability() > 0.9
 
     @pytest.mark.parametrize("num", [4, 64])
-    def test_a_good_adviser_that_turns_bad(self, num):
+    def test_a_good_advisor_that_turns_bad(self, num):
         for seed in SEEDS:
             bandit = of_a_run(seed)
             assert play(bandit, 128, 0.3, 0.9, num=num) > 0.9
             assert play(bandit, max(60, num), 0.3, 0.0, num=num) < 0.2
 
-    def test_a_bad_adviser_that_turns_good(self):
+    def test_a_bad_advisor_that_turns_good(self):
         for seed in SEEDS:
             bandit = of_a_run(seed)
             assert play(bandit, 60, 0.1, 0.0) < 0.2

@@ -97,7 +97,7 @@ def test_invalid_answers_are_counted_since_the_row_before():
     assert values == [0.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def test_an_adviser_that_fails_until_no_call_is_left_is_told_at_once():
+def test_an_advisor_that_fails_until_no_call_is_left_is_told_at_once():
     """There may be no row with calls after it: 98 calls fit between two rows."""
     spent = {"advice/calls": 98.0, "advice/failed": 90.0, "advice/budget_left": 0.0}
     watch = monitor()
@@ -145,7 +145,7 @@ def test_imagined_returns_are_compared_with_what_can_be_returned():
 
 
 @pytest.mark.parametrize("name", ["entropy_collapse", "no_reward"])
-def test_without_advice_no_message_names_the_adviser(name):
+def test_without_advice_no_message_names_the_advisor(name):
     row = CASES[name][2]
     advised, stock = (
         monitor(patience=1, beta_max=beta_max).observe(10_000, row)[1][0].message

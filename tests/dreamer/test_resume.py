@@ -59,7 +59,7 @@ def break_logger(monkeypatch):
     return planner()
 
 
-def break_adviser(monkeypatch):
+def break_advisor(monkeypatch):
     class Failing:
         def __init__(self):
             self.calls = 0
@@ -73,7 +73,7 @@ def break_adviser(monkeypatch):
     return Failing()
 
 
-@pytest.mark.parametrize("fault", [break_environment, break_logger, break_adviser])
+@pytest.mark.parametrize("fault", [break_environment, break_logger, break_advisor])
 def test_a_run_that_a_fault_has_cut_goes_on(tmp_path, fault):
     config = tiny_config(tmp_path / "run", total_steps=160, checkpoint_interval=16, **RARELY)
     config.lore.calls.budget = 30

@@ -186,7 +186,7 @@ def test_sigterm_stops_after_the_round_and_saves(tmp_path):
 
 
 class Broken:
-    """Fails in every way that an adviser can, in turn."""
+    """Fails in every way that an advisor can, in turn."""
 
     def __init__(self):
         self.turn = 0
@@ -202,7 +202,7 @@ class Broken:
         return []
 
 
-def test_a_broken_adviser_costs_the_advice_and_not_the_run(tmp_path):
+def test_a_broken_advisor_costs_the_advice_and_not_the_run(tmp_path):
     # What the run does itself may well be imitated.
     lore = LoReConfig(calls=CallsConfig(budget=40), loss=PAPER)
     broken, _ = run_through(tiny_config(tmp_path / "broken", lore=lore), Broken())
@@ -301,7 +301,7 @@ def test_figures_are_drawn(tmp_path):
 def test_a_picture_that_the_family_does_not_draw_is_refused_before_the_first_step(tmp_path):
     env = EnvConfig(family="lore_torchrl.envs.frozen_lake.FrozenLake", id="FrozenLake-v1")
     sends = {"send_image": True}
-    # Of a server that another adviser asks, too.
+    # Of a server that another advisor asks, too.
     for advisor in (sends, {"_target_": "some.Flawed", "advisor": sends}):
         config = tiny_config(tmp_path / "run", env=env, advisor=advisor)
         with pytest.raises(ValueError, match=r"no picture, which advisor\.send_image"):

@@ -1,4 +1,4 @@
-"""A whole training run that waits for no adviser."""
+"""A whole training run that waits for no advisor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lore_torchrl.dreamer.run import build_run, train
 
 
 class Slow:
-    """The embedded adviser, a while later; every fifth answer fails."""
+    """The embedded advisor, a while later; every fifth answer fails."""
 
     def __init__(self, seconds=0.02):
         self.planner = planner()
@@ -118,7 +118,7 @@ def test_answers_are_awaited_where_a_later_hook_ends_the_run(tmp_path, monkeypat
     assert len(again.service.cache) == known > 0
 
 
-def test_a_dead_adviser_is_no_reason_to_wait_or_stop(tmp_path):
+def test_a_dead_advisor_is_no_reason_to_wait_or_stop(tmp_path):
     calls = {"timeout_s": 30.0, "drain_s": 0.1, "budget": 40, "max_in_flight": 4, "store": None}
     config = tiny_config(tmp_path / "run", lore=lore(tmp_path, **calls))
     advisor = Slow(seconds=1_000.0)

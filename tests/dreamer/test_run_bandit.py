@@ -148,7 +148,7 @@ def test_calls_dry_up(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_good_adviser_that_turns(tmp_path, seed):
+def test_a_good_advisor_that_turns(tmp_path, seed):
     """Within 60 advised segments of the turn it hardly acts any more."""
     # Answers live for 64 steps: longer, and the cache would hide the turn.
     calls = CallsConfig(budget=10_000, ttl_steps=64, coarse=False, coarse_votes=None, refute=False)
@@ -167,10 +167,10 @@ def test_a_good_adviser_that_turns(tmp_path, seed):
         evaluation=replace(config.evaluation, interval=100_000),
     )
     turn = 130
-    adviser = TurningAdvisor(
+    advisor = TurningAdvisor(
         planner(), ScriptedAdvisor(MiniGridPlanner(), competence=-1.0), turn_after=turn
     )
-    train(config, advisor=adviser)
+    train(config, advisor=advisor)
     rows = [row for row in read_metrics(config.output_dir) if "bandit/probability" in row]
     before = [row for row in rows if row["advice/calls"] <= turn]
     after = [row for row in rows if row["advice/calls"] > turn]

@@ -78,7 +78,7 @@ def test_the_log_names_model_and_prompt(tmp_path, monkeypatch):
     with FaultServer() as server:
         advisor = chat(server)
         build_run(tiny_config(tmp_path / "run"), advisor=advisor).close()
-    assert f"Adviser: ChatAdvisor, model m, prompt_hash {advisor.prompt_hash}" in told
+    assert f"Advisor: ChatAdvisor, model m, prompt_hash {advisor.prompt_hash}" in told
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_file_system_without_locks_keeps_no_run_from_training(tmp_path, monkey
 
 def test_what_a_run_logs_is_in_its_folder(tmp_path):
     train(tiny_config(tmp_path, total_steps=32), advisor=planner())
-    assert "Adviser: ScriptedAdvisor" in (tmp_path / "run.log").read_text()
+    assert "Advisor: ScriptedAdvisor" in (tmp_path / "run.log").read_text()
 
 
 def test_folders_are_named_to_the_microsecond():

@@ -60,7 +60,7 @@ def tiny_config(output: Path, **changes) -> TrainConfig:
 
 
 def planner(seed: int = 0) -> ScriptedAdvisor:
-    """The embedded adviser, without Hydra."""
+    """The embedded advisor, without Hydra."""
     return ScriptedAdvisor(MiniGridPlanner(), seed=seed)
 
 

@@ -339,7 +339,7 @@ def test_an_environment_that_cannot_be_drawn_says_so():
         gym_batch(blind, num_envs=1, seed=0, pixels=True).reset()
 
 
-def test_an_adviser_that_needs_a_planner_says_so(tmp_path, monkeypatch):
+def test_an_advisor_that_needs_a_planner_says_so(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     env = EnvConfig(family="custom_env.LockFamily", id="Lock", num_envs=2)
     config = TrainConfig(env=env, output_dir=str(tmp_path), lore=LoReConfig(calls=CallsConfig()))

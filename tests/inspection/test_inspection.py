@@ -85,7 +85,7 @@ def test_new_questions_are_bounded(run):
     assert bought[0].prior is not None
 
 
-def test_the_runs_adviser_need_not_be_there(run):
+def test_the_runs_advisor_need_not_be_there(run):
     class Gone:
         cache_prefix = "another model:"
 

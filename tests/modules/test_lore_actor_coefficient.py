@@ -89,7 +89,7 @@ def test_a_segment_without_advice_is_the_actors_own():
     # Answers also serve later segments: calls go on, and who advises is told.
     sure = found[keys.PRIOR_NET_CONFIDENCE]
     torch.testing.assert_close(found[keys.NEED], found[keys.BETA] * (1 - sure))
-    assert (found[keys.BETA] > 0).all() and (found[keys.ORIGIN] == keys.ORIGIN_ADVISER).all()
+    assert (found[keys.BETA] > 0).all() and (found[keys.ORIGIN] == keys.ORIGIN_ADVISOR).all()
 
 
 def test_prior_net_stands_in_where_nobody_advised():
@@ -101,7 +101,7 @@ def test_prior_net_stands_in_where_nobody_advised():
     origin = out[keys.ORIGIN].flatten()
     stands_in = (sure >= prior_net.threshold).flatten() & ~td[keys.MASK].flatten()
     assert stands_in.any() and not stands_in[1:].all()
-    assert origin[0] == keys.ORIGIN_ADVISER
+    assert origin[0] == keys.ORIGIN_ADVISOR
     assert torch.equal(origin == keys.ORIGIN_PRIOR_NET, stands_in)
     assert torch.equal(origin == keys.ORIGIN_NONE, ~stands_in & ~td[keys.MASK].flatten())
     expected = mixed(out, out[keys.BETA], logits, sure)
@@ -126,8 +126,8 @@ def test_a_network_of_another_number_of_actions_is_refused():
         lore(prior_net=PriorNet(6, 5))
 
 
-def test_what_the_adviser_wrote_is_not_touched():
-    """Replay keeps the adviser's own answers: PriorNet must not be trained on itself."""
+def test_what_the_advisor_wrote_is_not_touched():
+    """Replay keeps the advisor's own answers: PriorNet must not be trained on itself."""
     td = advised(mask=False)
     out = act(lore(prior_net=net(threshold=0.0)), td)
     assert (out[keys.ORIGIN] == keys.ORIGIN_PRIOR_NET).all()

@@ -17,7 +17,7 @@ def net(**kwargs) -> PriorNet:
     return built
 
 
-def adviser(n=4):
+def advisor(n=4):
     return torch.randn(n, ACTIONS), torch.rand(n, 1), torch.tensor([[True], [False]] * (n // 2))
 
 
@@ -36,7 +36,7 @@ def test_forward_writes_what_advise_returns():
 
 
 def test_fill_uses_the_network_only_where_there_is_no_advice_and_it_is_sure():
-    logits, confidence, mask = adviser()
+    logits, confidence, mask = advisor()
     own = torch.randn(4, ACTIONS), torch.tensor([[0.9], [0.9], [0.9], [0.6]])
     filled = net(threshold=0.7).fill(own, logits, confidence, mask)
     assert filled.learnt.flatten().tolist() == [False, True, False, False]
@@ -66,7 +66,7 @@ def test_a_broken_network_does_not_stand_in(output, value):
 
 
 def test_logits_that_are_no_numbers_fill_nothing():
-    logits, confidence, _ = adviser()
+    logits, confidence, _ = advisor()
     own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
     own[0][1, 2], own[0][2, 0] = float("nan"), float("inf")
     filled = net().fill(own, logits, confidence, torch.zeros(4, 1, dtype=torch.bool))

@@ -57,7 +57,7 @@ def kl(log_p, log_q):
 
 
 class TestWhoseAdviceItIs:
-    """The adviser's where it gave some, PriorNet's where it is sure and there was none."""
+    """The advisor's where it gave some, PriorNet's where it is sure and there was none."""
 
     @pytest.fixture
     def found(self):
@@ -120,7 +120,7 @@ def test_prior_nets_advice_is_never_used_to_train_prior_net():
     torch.testing.assert_close(result["prior_net_agreement"], agrees.float().mean())
 
 
-@pytest.mark.parametrize("masked", [True, False], ids=["adviser", "PriorNet"])
+@pytest.mark.parametrize("masked", [True, False], ids=["advisor", "PriorNet"])
 def test_where_an_episode_has_ended_nothing_is_taught(masked):
     terms = []
     for other in (False, True):

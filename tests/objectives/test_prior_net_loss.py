@@ -95,7 +95,7 @@ def test_it_learns_the_advice_and_knows_where():
     assert confidence[td["state"][:, 0] < -0.3].mean() < 0.45
 
 
-def test_only_the_advisers_answers_are_targets():
+def test_only_the_advisors_answers_are_targets():
     """PriorNet's own advice never trains PriorNet, however sure it is."""
     config = lore_config()
     config.prior_net = PriorNetConfig(enabled=True, num_cells=8, threshold=0.0)

@@ -128,7 +128,7 @@ def test_without_votes_too_a_refuted_answer_makes_way():
     assert cache.get("a") == RIGHT
 
 
-def test_an_adviser_that_repeats_what_was_refuted_is_not_asked_again():
+def test_an_advisor_that_repeats_what_was_refuted_is_not_asked_again():
     cache = AdviceCache(votes=3)
     cache.put("a", LEFT, coarse="hall")
     cache.refute("a", 0)

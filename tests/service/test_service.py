@@ -163,7 +163,7 @@ def test_a_late_answer_is_given_up_at_the_deadline():
     assert service.errors == {"timeout": 2}
 
 
-def test_an_adviser_that_blocks_its_loop_is_left_behind(monkeypatch):
+def test_an_advisor_that_blocks_its_loop_is_left_behind(monkeypatch):
     monkeypatch.setattr(desk, "_GRACE_S", 0.05)
     release = threading.Event()
     stuck = [True]
@@ -352,7 +352,7 @@ def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatc
         assert service.stats()["calls"] == 1
 
 
-def test_an_adviser_whose_advise_is_not_async_is_named():
+def test_an_advisor_whose_advise_is_not_async_is_named():
     class Plain:
         def advise(self, requests):
             return [Advice((1.0, 0.0)) for _ in requests]
@@ -361,25 +361,25 @@ def test_an_adviser_whose_advise_is_not_async_is_named():
         service.ask([request("a")])
 
 
-def test_another_adviser_begins_anew_with_the_answers_that_there_are(tmp_path):
+def test_another_advisor_begins_anew_with_the_answers_that_there_are(tmp_path):
     def planner(request):
         return [0.0, 1.0]
 
-    def advisers():
+    def advisors():
         right = ScriptedAdvisor(planner, competence=0.5)
         return [right, StaleAdvisor(right), TurningAdvisor(right, right), KnownAdvisor()]
 
-    for saved, before in enumerate(advisers()):
+    for saved, before in enumerate(advisors()):
         with make_service(before) as service:
             service.ask([request("a")])
             state = json.loads(json.dumps(service.state_dict()))
-        for loaded, after in enumerate(advisers()):
+        for loaded, after in enumerate(advisors()):
             with make_service(after) as service:
                 service.load_state_dict(state)
                 assert service.stats()["calls"] == 1
                 if loaded == saved and hasattr(after, "state_dict"):
                     assert after.state_dict() == before.state_dict()
-    recorded = RecordingAdvisor(advisers()[0], tmp_path / "answers.sqlite")
+    recorded = RecordingAdvisor(advisors()[0], tmp_path / "answers.sqlite")
     with make_service(recorded) as service:
         service.load_state_dict(state)
     recorded.close()

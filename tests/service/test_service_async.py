@@ -163,7 +163,7 @@ class Stuck:
         return [Held.answer(item.cache_key) for item in requests]
 
 
-def test_an_adviser_that_blocks_its_loop_is_given_up(monkeypatch):
+def test_an_advisor_that_blocks_its_loop_is_given_up(monkeypatch):
     monkeypatch.setattr(desk, "_GRACE_S", 0.05)
     advisor = Stuck()
     service = make_service(advisor, timeout_s=0.05)
@@ -276,7 +276,7 @@ class Connected(Held):
         self.closed_in = asyncio.get_running_loop()
 
 
-def test_the_adviser_closes_in_its_own_loop():
+def test_the_advisor_closes_in_its_own_loop():
     advisor = Connected()
     advisor.let.set()
     with make_service(advisor) as service:

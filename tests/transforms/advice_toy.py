@@ -1,4 +1,4 @@
-"""A toy world for the transform's tests: corridors, and an adviser that knows them."""
+"""A toy world for the transform's tests: corridors, and an advisor that knows them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Describe:
 
 
 def logits_of(observation):
-    """What the adviser says about an observation; no two are alike."""
+    """What the advisor says about an observation; no two are alike."""
     value = observation.float()
     return torch.cat([value, -value, value + 0.5], -1)
 

@@ -81,7 +81,7 @@ def held():
     advisor.let.set()
 
 
-def test_steps_pass_while_the_adviser_is_held_and_its_answers_reach_their_rows(held, slow):
+def test_steps_pass_while_the_advisor_is_held_and_its_answers_reach_their_rows(held, slow):
     replay, late = make_replay(40), LateAdvice()
     with make_service(held, calls_per_step=2) as service:
         env = make_env(service, lengths=(50, 50), require_key=None)

@@ -76,7 +76,7 @@ def test_what_costs_something_and_changes_nothing_is_refuted():
     assert actions == [STAY, FORWARD, STAY, FORWARD] and service.stats()["refuted"] == 2
 
 
-def test_an_adviser_that_repeats_itself_is_heard_once_more_and_not_again():
+def test_an_advisor_that_repeats_itself_is_heard_once_more_and_not_again():
     actions, service = follow(Stubborn(STAY, STAY), steps=6)
     assert actions == [STAY] * 6
     assert service.advisor.asked == ["0", "0"]

@@ -1,6 +1,6 @@
-"""Who is asked: the protocol of advisers and describers, and the advisers themselves.
+"""Who is asked: the protocol of advisors and describers, and the advisors themselves.
 
-Advisers that need an extra are imported when they are named first.
+Advisors that need an extra are imported when they are named first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an adviser is asked, and what it answers."""
+"""What an advisor is asked, and what it answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LARGEST_LOGIT = 1e30
 
 @dataclass(frozen=True, slots=True)
 class AdviceRequest:
-    """One question to an adviser.
+    """One question to an advisor.
 
     Args:
         description: What the agent sees, as text. Two situations that deserve the
             same advice have the same text.
         actions: Names of the actions, in the order of the logits asked for.
         cache_key: Canonical, short form of the situation. Equal keys share advice.
-        facts: Structured form of the same information, for advisers that compute
+        facts: Structured form of the same information, for advisors that compute
             rather than read (planners). Holds nothing that ``description`` hides.
         image: The observation as a PNG, for models that see. Default: ``None``.
         action_meanings: What each action does, in their order; empty where the names
@@ -42,12 +42,12 @@ class AdviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One answer: a preference over the actions and how sure the adviser is.
+    """One answer: a preference over the actions and how sure the advisor is.
 
     Args:
         logits: One finite number for each action, unnormalised, in the request's order; at
             most 1e30 in size, which float32 still holds when it is weighed and tempered.
-        confidence: The adviser's own confidence, from 0 to 1. Default: ``1.0``.
+        confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
         raw: The answer as it came, for recordings and for people. Default: empty.
 
@@ -81,8 +81,8 @@ class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
     The answers come in the order of the requests. ``None`` stands for a request that
-    the adviser has nothing to say to, an :class:`AdviceError` for one that failed on its
-    own. An adviser may also raise, which fails the whole batch. In every case the
+    the advisor has nothing to say to, an :class:`AdviceError` for one that failed on its
+    own. An advisor may also raise, which fails the whole batch. In every case the
     service counts the failure by its ``kind`` and the run goes on without that advice.
     """
 
@@ -93,7 +93,7 @@ class Advisor(Protocol):
 
 @runtime_checkable
 class Describer(Protocol):
-    """Turns one row of an environment's output into questions for an adviser.
+    """Turns one row of an environment's output into questions for an advisor.
 
     ``observation`` maps each of :attr:`in_keys` to that row's value: a numpy array
     for tensors, a ``str`` for text. A describer may remember: ``row`` names the
@@ -119,5 +119,5 @@ class Describer(Protocol):
         ...
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
-        """Return the full question; called only when the adviser will be asked."""
+        """Return the full question; called only when the advisor will be asked."""
         ...

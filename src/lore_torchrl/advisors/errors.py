@@ -1,4 +1,4 @@
-"""Everything that can go wrong with an adviser, by kind.
+"""Everything that can go wrong with an advisor, by kind.
 
 ::
 
@@ -232,10 +232,10 @@ class StoppedError(AdviceError):
 
 
 class FatalAdviceError(RuntimeError):
-    """What no run should go on after: the adviser cannot do what the user asked of it.
+    """What no run should go on after: the advisor cannot do what the user asked of it.
 
     It is no :class:`AdviceError`, since it is not counted and masked: the service raises
-    it in the caller. An adviser raises it where going on would give a result that is not
+    it in the caller. An advisor raises it where going on would give a result that is not
     what was asked for, such as a repeated run that leaves its recording.
     """
 

@@ -1,4 +1,4 @@
-"""Wrappers that spoil another adviser's answers, for studies of robustness."""
+"""Wrappers that spoil another advisor's answers, for studies of robustness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOOR = 1e-4
 
 
 class _Wrapper:
-    """What the wrappers share: whatever they do not have is the wrapped adviser's own."""
+    """What the wrappers share: whatever they do not have is the wrapped advisor's own."""
 
     advisor: Advisor
 
@@ -35,8 +35,8 @@ class StaleAdvisor(_Wrapper):
     r"""Give each question the answer that belonged to an earlier one.
 
     Question :math:`k` is answered :math:`a(q_{k - \text{lag}})`, where :math:`a` is the
-    wrapped adviser; as long as there was none so early, it is answered as it is. Every
-    question is put to the wrapped adviser when it comes, and costs what it costs then.
+    wrapped advisor; as long as there was none so early, it is answered as it is. Every
+    question is put to the wrapped advisor when it comes, and costs what it costs then.
     Questions count in the order in which their answers come, which in a blocking run is
     the order of asking. Errors pass at once and do not count.
 
@@ -72,11 +72,11 @@ class StaleAdvisor(_Wrapper):
 
     @property
     def cache_prefix(self) -> str:
-        """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
+        """The wrapped advisor's own behind a mark, so that a store never mixes the two."""
         return f"stale-{self.lag}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
-        """Ask the wrapped adviser, and answer with what it said earlier."""
+        """Ask the wrapped advisor, and answer with what it said earlier."""
         return [self._swap(answer) for answer in await self.advisor.advise(requests)]
 
     def _swap(self, fresh: Answer) -> Answer:
@@ -90,7 +90,7 @@ class StaleAdvisor(_Wrapper):
         return replace(late, usage=Usage() if fresh is None else fresh.usage)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the answers held back and the wrapped adviser's state, as JSON holds them."""
+        """Return the answers held back and the wrapped advisor's state, as JSON holds them."""
         return {
             "earlier": [
                 None if one is None else [list(one.logits), one.confidence, one.raw]
@@ -154,16 +154,16 @@ class TruncatedAdvisor(_Wrapper):
         self.advisor = advisor
         self.keep = float(keep)
         self.seed = seed
-        # A stream of its own: the wrapped adviser may have been given the same seed.
+        # A stream of its own: the wrapped advisor may have been given the same seed.
         self._random = random.Random(f"truncated {seed}")
 
     @property
     def cache_prefix(self) -> str:
-        """The wrapped adviser's own behind a mark, so that a store never mixes the two."""
+        """The wrapped advisor's own behind a mark, so that a store never mixes the two."""
         return f"truncated-{self.keep!r},{self.seed}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
-        """Ask the wrapped adviser, and leave out actions from each answer."""
+        """Ask the wrapped advisor, and leave out actions from each answer."""
         answers = await self.advisor.advise(requests)
         return [self._truncate(one) if isinstance(one, Advice) else one for one in answers]
 
@@ -185,7 +185,7 @@ class TruncatedAdvisor(_Wrapper):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream's and the wrapped adviser's state, as JSON holds them."""
+        """Return the random stream's and the wrapped advisor's state, as JSON holds them."""
         return {"random": stream_state(self._random), "advisor": _state_of(self.advisor)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -195,11 +195,11 @@ class TruncatedAdvisor(_Wrapper):
 
 
 class TurningAdvisor(_Wrapper):
-    """Answer as one adviser first, and as another from some question on.
+    """Answer as one advisor first, and as another from some question on.
 
     With a good ``before`` and an adversarial ``after`` it earns trust and then abuses it.
     A question counts once it is asked, answered or not; a batch may be split between the
-    two. Only what reaches the adviser counts: a cache in front goes on giving the answers
+    two. Only what reaches the advisor counts: a cache in front goes on giving the answers
     that it holds from before the turn, until they expire.
 
     Args:
@@ -209,7 +209,7 @@ class TurningAdvisor(_Wrapper):
 
     Raises:
         ValueError: If ``turn_after`` is neither ``None`` nor a non-negative integer, or an
-            adviser has no ``advise``.
+            advisor has no ``advise``.
 
     Examples:
         >>> import asyncio
@@ -228,7 +228,7 @@ class TurningAdvisor(_Wrapper):
         if turn_after is not None and (not isinstance(turn_after, int) or turn_after < 0):
             raise ValueError(
                 f"turn_after must be an integer from 0 up, got {turn_after!r}: use None for an "
-                "adviser that never turns."
+                "advisor that never turns."
             )
         self.before = before
         self.after = after
@@ -243,7 +243,7 @@ class TurningAdvisor(_Wrapper):
 
     @property
     def cache_prefix(self) -> str:
-        """Both advisers' own behind a mark; the turn does not change it."""
+        """Both advisors' own behind a mark; the turn does not change it."""
         inner = (getattr(one, "cache_prefix", "") for one in (self.before, self.after))
         return f"turns-{self.turn_after}:{'|'.join(inner)}"
 
@@ -261,14 +261,14 @@ class TurningAdvisor(_Wrapper):
         return answers
 
     async def aclose(self) -> None:
-        """Close both advisers' connections, where they have any."""
+        """Close both advisors' connections, where they have any."""
         for advisor in (self.before, self.after):
             aclose = getattr(advisor, "aclose", None)
             if callable(aclose):
                 await aclose()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of questions and both advisers' states, as JSON holds them."""
+        """Return the count of questions and both advisors' states, as JSON holds them."""
         return {
             "asked": self._asked,
             "before": _state_of(self.before),
@@ -284,7 +284,7 @@ class TurningAdvisor(_Wrapper):
 
 def _check_advisor(name: str, advisor: object) -> None:
     if not callable(getattr(advisor, "advise", None)):
-        raise ValueError(f"{name} must be an adviser with an async `advise`, got {advisor!r}.")
+        raise ValueError(f"{name} must be an advisor with an async `advise`, got {advisor!r}.")
 
 
 def _state_of(advisor: Any) -> dict[str, Any] | None:

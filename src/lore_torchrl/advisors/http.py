@@ -42,7 +42,7 @@ def _import_httpx() -> Any:
         import httpx
     except ImportError as err:
         raise ImportError(
-            "Advisers behind HTTP need httpx: pip install 'lore-torchrl[http]'."
+            "Advisors behind HTTP need httpx: pip install 'lore-torchrl[http]'."
         ) from err
     # It logs the words that a server puts beside its status.
     logging.getLogger("httpx").addFilter(_readable)

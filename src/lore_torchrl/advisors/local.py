@@ -147,7 +147,7 @@ class LocalAdvisor:
 
     @property
     def cache_prefix(self) -> str:
-        """What tells this adviser's answers from those of another model or prompt."""
+        """What tells this advisor's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype
         told = (self.prompt, self.chat, self.length_normalised, self.max_tokens, self.truncate)
         settings = "\0".join(map(str, (self.model_name, dtype, *told)))

@@ -1,4 +1,4 @@
-"""Recording what an adviser answers, and answering from the recording alone."""
+"""Recording what an advisor answers, and answering from the recording alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def model_name(advisor: object) -> str:
-    """Return the name of the model that an adviser asks, or of the adviser's class.
+    """Return the name of the model that an advisor asks, or of the advisor's class.
 
     Wrappers are looked through by their ``advisor`` attribute.
 
@@ -56,13 +56,13 @@ def model_name(advisor: object) -> str:
 
 
 class RecordingAdvisor:
-    """Ask another adviser, and record every answer and every error to one SQLite file.
+    """Ask another advisor, and record every answer and every error to one SQLite file.
 
     A row holds the request's text, cache key and actions, the model's name, the answer or
     the error, the latency of its batch, tokens and cost, in the order in which the
-    answers came. What the wrapped adviser returns or raises passes through unchanged.
+    answers came. What the wrapped advisor returns or raises passes through unchanged.
     Several calls may be under way at once, in one process or in many. Keys and passwords
-    that stand in the adviser's settings, in the environment or in a message are blotted
+    that stand in the advisor's settings, in the environment or in a message are blotted
     out of every text (:func:`~lore_torchrl.advisors.redaction.redact`).
 
     Args:
@@ -111,7 +111,7 @@ class RecordingAdvisor:
         self.recording = Recording(path, append=append)
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
-        """Return the wrapped adviser's answers, each of them recorded."""
+        """Return the wrapped advisor's answers, each of them recorded."""
         start = time.perf_counter()
         try:
             answers = await self.advisor.advise(requests)
@@ -158,28 +158,28 @@ class RecordingAdvisor:
 
     @property
     def cache_prefix(self) -> str:
-        """The wrapped adviser's own, so that a recorder changes no cache key."""
+        """The wrapped advisor's own, so that a recorder changes no cache key."""
         return getattr(self.advisor, "cache_prefix", "")
 
     async def aclose(self) -> None:
-        """Close the wrapped adviser's connections; the recording stays open."""
+        """Close the wrapped advisor's connections; the recording stays open."""
         aclose = getattr(self.advisor, "aclose", None)
         if callable(aclose):
             await aclose()
 
     def close(self) -> None:
-        """Close the recording, and the wrapped adviser where it can be closed."""
+        """Close the recording, and the wrapped advisor where it can be closed."""
         self.recording.close()
         close = getattr(self.advisor, "close", None)
         if callable(close):
             close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped adviser's state, so that a recorder may come or go at a resume."""
+        """Return the wrapped advisor's state, so that a recorder may come or go at a resume."""
         return self.advisor.state_dict() if hasattr(self.advisor, "state_dict") else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the wrapped adviser's state."""
+        """Restore the wrapped advisor's state."""
         if hasattr(self.advisor, "load_state_dict"):
             self.advisor.load_state_dict(state_dict)
 

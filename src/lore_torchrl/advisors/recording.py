@@ -83,7 +83,7 @@ class RecordedAnswer:
     """One answer of a recording.
 
     Args:
-        answer: Advice, an error, or ``None`` where the adviser had nothing to say.
+        answer: Advice, an error, or ``None`` where the advisor had nothing to say.
         raised: Whether the error was raised, which fails the whole batch.
             Default: ``False``.
         actions: Names of the actions that were asked about; empty where the recording

@@ -30,7 +30,7 @@ class ScriptedAdvisor:
         sharpness: Logit of the action advised. Default: ``3.0``.
         confidence: Confidence that its advice claims, right or wrong, from 0 to 1: the same
             for all, or scaled by the planner's. Default: ``1.0``.
-        seed: Seed of the adviser's own random stream. Default: ``0``.
+        seed: Seed of the advisor's own random stream. Default: ``0``.
 
     Raises:
         ValueError: If an argument is out of range, or the planner's values do not match
@@ -79,7 +79,7 @@ class ScriptedAdvisor:
 
     @property
     def cache_prefix(self) -> str:
-        """What tells this adviser's answers from those of another in the same store."""
+        """What tells this advisor's answers from those of another in the same store."""
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
         told = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"

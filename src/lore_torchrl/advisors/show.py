@@ -1,4 +1,4 @@
-"""Ask an adviser once and tell everything about it, as text for a person."""
+"""Ask an advisor once and tell everything about it, as text for a person."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
     if hasattr(advisor, "aclose"):
         await advisor.aclose()
     if answer is None:
-        lines += ["The adviser has nothing to say here."]
+        lines += ["The advisor has nothing to say here."]
     elif isinstance(answer, AdviceError):
         lines += ["Error", "-----", f"{safe_kind(answer.kind)}: {answer}"]
     else:

@@ -264,7 +264,7 @@ class LoggerConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Held-out evaluation with the adviser off."""
+    """Held-out evaluation with the advisor off."""
 
     interval: int = 2500
     episodes: int = 100
@@ -337,7 +337,7 @@ def restore_config(saved: Mapping[str, Any]) -> TrainConfig:
     """Rebuild a run's configuration from what ``dataclasses.asdict`` made of it.
 
     A setting that this version does not know is left out, one that was not saved has its
-    default. The adviser's settings stay a mapping, with ``_target_``.
+    default. The advisor's settings stay a mapping, with ``_target_``.
 
     Args:
         saved: Such as the content of a run's ``config.json``.
@@ -368,7 +368,7 @@ def register_configs() -> None:
             "The example scripts need Hydra: pip install 'lore-torchrl[train]'."
         ) from err
     store = ConfigStore.instance()
-    # Missing here, since one adviser's schema does not merge with another's.
+    # Missing here, since one advisor's schema does not merge with another's.
     store.store(name="schema", node=TrainConfig(advisor="???"))
     store.store(name="study_schema", node=StudyConfig)
     store.store(name="inspect_schema", node=InspectConfig)

@@ -1,4 +1,4 @@
-"""Settings of the advisers that need no server."""
+"""Settings of the advisors that need no server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lore_torchrl.configs.check import check
 
 @dataclass
 class ScriptedAdvisorConfig:
-    """The embedded planner as adviser. Documented in ``configs/advisor/scripted.yaml``."""
+    """The embedded planner as advisor. Documented in ``configs/advisor/scripted.yaml``."""
 
     _target_: str = "lore_torchrl.advisors.scripted.ScriptedAdvisor"
     competence: float = 1.0
@@ -52,7 +52,7 @@ class TruncatedAdvisorConfig:
 
 @dataclass
 class TurningAdvisorConfig:
-    """A good adviser that turns. Documented in ``configs/advisor/turns.yaml``."""
+    """A good advisor that turns. Documented in ``configs/advisor/turns.yaml``."""
 
     _target_: str = "lore_torchrl.advisors.flawed.TurningAdvisor"
     turn_after: int | None = None

@@ -1,4 +1,4 @@
-"""Configuration of when and how the adviser is asked; documented in ``configs/lore``."""
+"""Configuration of when and how the advisor is asked; documented in ``configs/lore``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class CallsConfig:
-    """When the adviser may be asked. Documented in ``configs/lore``."""
+    """When the advisor may be asked. Documented in ``configs/lore``."""
 
     mode: str = "blocking"
     max_in_flight: int = 16

@@ -1,4 +1,4 @@
-"""Structured configuration of the advisers behind a chat server."""
+"""Structured configuration of the advisors behind a chat server."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Fewer calls than this say nothing about an adviser.
+# Fewer calls than this say nothing about an advisor.
 _LEAST_CALLS = 5
 # Training success at which low entropy is mastery rather than collapse.
 _MASTERY = 0.5
@@ -60,7 +60,7 @@ class HealthMonitor:
         num_actions: :math:`A`.
         total_steps: Environment steps of the run.
         beta_max: The gate's largest weight; ``0`` for a run without advice, whose messages
-            then name no adviser. Default: ``1.0``.
+            then name no advisor. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
         patience: Rows in a row for which a condition must hold. Default: ``4``.
@@ -237,13 +237,13 @@ class HealthMonitor:
         bad = step - memory.rewarded_step >= self.no_reward_steps
         if self.beta_max:
             hint = (
-                "See in advice/* whether the adviser answers, and raise lore.calls.budget; see in "
+                "See in advice/* whether the advisor answers, and raise lore.calls.budget; see in "
                 "bandit/* whether its advice is let through."
             )
         else:
             hint = (
                 "Raise dreamer.entropy_bonus for more exploration, or health.no_reward_steps if "
-                "the task takes that long; lore=default asks an adviser."
+                "the task takes that long; lore=default asks an advisor."
             )
         return (
             f"No episode has returned anything for {step - memory.rewarded_step:,} steps. {hint}"
@@ -260,7 +260,7 @@ class HealthMonitor:
         memory.calls, memory.failed = calls, failed
         bad = share > self.invalid_share
         return (
-            f"{share:.0%} of the adviser's latest calls failed. advice/error_* tells of what; "
+            f"{share:.0%} of the advisor's latest calls failed. advice/error_* tells of what; "
             "python examples/advise.py shows one question and its answer." * bad,
             # There may be no row with calls any more.
             1 if row.get("advice/budget_left") == 0 else self.patience,

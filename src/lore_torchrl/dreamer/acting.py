@@ -35,7 +35,7 @@ class Acting:
         env: Batched environment with every entry that the policy reads.
         policy: Acting policy.
         observed_keys: Entries that replay keeps with each observation.
-        service: Asks the adviser.
+        service: Asks the advisor.
         lore_actor: Gate and mixer around the stock actor.
         bandit: Chooses the segments in which advice acts.
         epsilon: Random steps, where configured.
@@ -146,7 +146,7 @@ def build_acting(
         evaluation: Whether to play the held-out seeds. Default: ``False``.
         pixels: Whether each observation has a picture too. Default: ``False``.
         append: Whether a recording of answers goes on in its file. Default: ``False``.
-        advisor: Adviser to use instead of ``config.advisor``. Default: ``None``.
+        advisor: Advisor to use instead of ``config.advisor``. Default: ``None``.
         device: Where LoRe's modules live. Default: ``"cpu"``.
     """
     c = config
@@ -188,7 +188,7 @@ def build_acting(
 
 
 def sends_image(config: TrainConfig) -> bool:
-    """Return whether the adviser, or one that it asks, sends a picture with each question."""
+    """Return whether the advisor, or one that it asks, sends a picture with each question."""
 
     def sends(advisor: object) -> bool:
         settings = advisor if isinstance(advisor, Mapping) else getattr(advisor, "__dict__", {})

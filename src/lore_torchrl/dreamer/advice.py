@@ -1,4 +1,4 @@
-"""From configuration to adviser and service, and their numbers in the log."""
+"""From configuration to advisor and service, and their numbers in the log."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from lore_torchrl.service.triggers import Novelty, TDErrorSpike
 
 
 def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
-    """Build an adviser from its configuration.
+    """Build an advisor from its configuration.
 
     Args:
-        config: Mapping or dataclass with ``_target_``, the import path of the adviser's
-            class, and its keywords, which may be advisers again. Every class that takes
+        config: Mapping or dataclass with ``_target_``, the import path of the advisor's
+            class, and its keywords, which may be advisors again. Every class that takes
             a planner or a seed is handed them.
 
     Keyword Args:
         planner: The environment family's, ``None`` where it has none.
-        seed: Seed of the advisers' own random streams.
+        seed: Seed of the advisors' own random streams.
 
     Raises:
-        ValueError: If an adviser needs a planner and there is none.
+        ValueError: If an advisor needs a planner and there is none.
         ImportError: If Hydra, which instantiates it, is not installed.
     """
     try:
         from hydra.utils import instantiate
     except ImportError as err:
         raise ImportError(
-            "Advisers are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
+            "Advisors are built from configuration by Hydra: pip install 'lore-torchrl[train]'."
         ) from err
     settings = dict(config) if isinstance(config, Mapping) else asdict(config)
     return instantiate(_handed(settings, {"planner": planner, "seed": seed}))
@@ -65,7 +65,7 @@ def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
         if "planner" in accepted and extra["planner"] is None:
             raise ValueError(
                 f"{handed['_target_']} needs a planner, and this environment's family has none: "
-                "choose another adviser, such as advisor=vllm, or give the family a make_planner()."
+                "choose another advisor, such as advisor=vllm, or give the family a make_planner()."
             )
         handed |= {name: value for name, value in extra.items() if name in accepted}
     return handed
@@ -79,7 +79,7 @@ def announce(advisor: Advisor) -> None:
     remember(*secrets_of(advisor))
     facts = {name: getattr(advisor, name, None) for name in ("model", "prompt_hash")}
     told = "".join(f", {name} {value}" for name, value in facts.items() if isinstance(value, str))
-    torchrl_logger.info(f"Adviser: {type(advisor).__name__}{told}")
+    torchrl_logger.info(f"Advisor: {type(advisor).__name__}{told}")
 
 
 def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
@@ -132,7 +132,7 @@ def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
 
 
 def close_service(service: AdviceService, *, drain_s: float) -> None:
-    """Release the adviser's thread and the store, within ``drain_s`` and two seconds.
+    """Release the advisor's thread and the store, within ``drain_s`` and two seconds.
 
     Args:
         service: The service.
@@ -170,7 +170,7 @@ def drain_before_saving(
 
 
 def advice_gauge(service: AdviceService, late: LateAdvice | None) -> dict[str, float]:
-    """Return the adviser's numbers by their names in the log.
+    """Return the advisor's numbers by their names in the log.
 
     Args:
         service: The service.

@@ -1,4 +1,4 @@
-"""Held-out evaluation: does the agent manage without its adviser?"""
+"""Held-out evaluation: does the agent manage without its advisor?"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from lore_torchrl.dreamer.logging import read_metrics
 
 _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
     "success": (
-        ("eval/success", "held-out success, adviser off"),
+        ("eval/success", "held-out success, advisor off"),
         ("train/success", "success in training"),
     ),
     "advice": (
-        ("advice/calls", "adviser calls in all"),
+        ("advice/calls", "advisor calls in all"),
         ("calls_per_1000", "calls per 1,000 steps"),
     ),
     "policy": (

@@ -76,7 +76,7 @@ class Run:
     logger: RunLogger
 
     def close(self, *, failed: bool = False) -> None:
-        """Release environments, the adviser's thread and log files.
+        """Release environments, the advisor's thread and log files.
 
         Keyword Args:
             failed: As of :meth:`RunLogger.close`. Default: ``False``.
@@ -142,7 +142,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         config: The run.
 
     Keyword Args:
-        advisor: Adviser to use instead of ``config.advisor``.
+        advisor: Advisor to use instead of ``config.advisor``.
     """
     c = config
     if c.num_threads is not None:
@@ -369,7 +369,7 @@ def _evaluate(
 
 
 def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
-    """Return a sample of the right shape to compile the learner on, at no adviser's cost."""
+    """Return a sample of the right shape to compile the learner on, at no advisor's cost."""
     zeros = env.fake_tensordict().apply(torch.zeros_like).unsqueeze(-1)
     records = stream_records(zeros, hook.observed_keys)
     if hook.returns is not None:
@@ -437,7 +437,7 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
         config: The run.
 
     Keyword Args:
-        advisor: Adviser to use instead of ``config.advisor``.
+        advisor: Advisor to use instead of ``config.advisor``.
 
     Raises:
         FloatingPointError: If the agent's parameters are no longer finite.

@@ -33,7 +33,7 @@ class _OneHotState(gym.ObservationWrapper):
 class FrozenLake(GymFamily):
     """Gymnasium's FrozenLake as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
-    The agent sees its own square, one-hot; the adviser is also told the map, which does not
+    The agent sees its own square, one-hot; the advisor is also told the map, which does not
     change. On slippery ice a move goes as meant in one case of three, and to either side of
     that in the others: there an action that changes nothing is no sign that it is wrong, so
     use ``lore.calls.refute=false``.

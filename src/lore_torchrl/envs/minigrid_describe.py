@@ -172,7 +172,7 @@ class MiniGridDescriber:
     colour) codes or ``None``; ``mission``; ``memory``. A remembered map is framed by one
     ring of unseen cells, so every known cell has all its neighbours in the map. ``view``
     and ``direction`` are the observation as it came, by which recordings are looked up.
-    The text names the direction only with ``key_direction``: an adviser that used it
+    The text names the direction only with ``key_direction``: an advisor that used it
     without would be answering a question that was not asked.
 
     Args:

@@ -13,7 +13,7 @@ from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.batch import Success
 from lore_torchrl.envs.gym_batch import GymFamily, gym
 
-#: The actions that the adviser chooses among, and their torques.
+#: The actions that the advisor chooses among, and their torques.
 TORQUES = {
     "strong clockwise": -2.0,
     "clockwise": -1.0,
@@ -88,7 +88,7 @@ class Pendulum(GymFamily):
     """Gymnasium's Pendulum as an :class:`~lore_torchrl.envs.family.EnvFamily`.
 
     The agent sees cosine and sine of the angle from upright and the angular velocity, and
-    acts by a torque ``[N, 1]`` from -2 to 2, positive counterclockwise. The adviser chooses
+    acts by a torque ``[N, 1]`` from -2 to 2, positive counterclockwise. The advisor chooses
     among the seven named torques of :data:`TORQUES`. An episode succeeds if the rod has been
     upright for its last ``hold_steps`` steps: see :class:`HeldToTheEnd`.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OVER_TIME = (
-    ("calls_per_1000", "adviser calls per 1,000 steps"),
+    ("calls_per_1000", "advisor calls per 1,000 steps"),
     ("lore/kl", "KL(mix ‖ policy), nats"),
     ("lore/entropy_wm", "policy entropy, nats"),
 )
@@ -166,7 +166,7 @@ def _calls(figure: Figure, study: Study) -> None:
                     alpha=0.8,
                     clip_on=False,
                 )
-        unit = "adviser calls in all" if metric == "advice/calls" else "cost of the advice in all"
+        unit = "advisor calls in all" if metric == "advice/calls" else "cost of the advice in all"
         each.set(xlabel=unit, ylabel="mean height of the curve", ylim=_limits(study))
         each.set_xscale("symlog")
         # The linear part of the axis ends at 1: no tick below 0.

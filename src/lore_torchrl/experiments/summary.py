@@ -94,7 +94,7 @@ class Study:
         """Return what the metric is, for titles: ``eval/return`` is the held-out return."""
         if not self.metric.startswith("eval/"):
             return self.metric
-        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}, adviser off"
+        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}, advisor off"
 
     @property
     def is_share(self) -> bool:
@@ -184,7 +184,7 @@ class Study:
                     cells.append("-" if known is None else _interval(*known))
                     cells.append(_interval(*probability_of_improvement([heights], [reference])))
                 rows.append(tuple(cells))
-        name = self.label.removesuffix(", adviser off")
+        name = self.label.removesuffix(", advisor off")
         title = f"{experiment}: mean height of the curve of {name} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
 
@@ -236,7 +236,7 @@ def sources(record: Record) -> np.ndarray | None:
 
     Returns:
         Shares ``[5]``: own cached answer, answers of the class, PriorNet, fresh calls, none;
-        ``None`` if the run had no adviser.
+        ``None`` if the run had no advisor.
     """
     names = ("advice/cache_hits", "advice/cache_near_hits", "advice/cache_misses", "advice/calls")
     counts = [record.last(name) for name in names]

@@ -86,7 +86,7 @@ def write_page(
         '<span id="outcome"></span></p>'
         '<p><label for="step">Step</label><input id="step" type="range" min="0" value="0"></p>'
         '<img id="picture" alt="frame, policies and numbers of the step">'
-        '<h2>What the adviser would be told</h2><pre id="text"></pre>'
+        '<h2>What the advisor would be told</h2><pre id="text"></pre>'
         '<h2>The whole episode</h2><img id="timeline" alt="the episode over its steps">'
         f'<script id="data" type="application/json">{content}</script>'
         f"<script>{_SCRIPT}</script></body></html>\n"

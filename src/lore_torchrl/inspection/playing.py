@@ -34,7 +34,7 @@ class Moment:
 
     Args:
         frame: What a person sees, uint8 ``[H, W, 3]``.
-        text: What the adviser would be told.
+        text: What the advisor would be told.
         policy: :math:`\pi_{wm}`, probabilities of the named actions. Where actions are
             continuous: of lying nearest to each of the describer's anchors.
         prior: :math:`\rho`, the advice as probabilities; ``None`` where there is none.
@@ -134,7 +134,7 @@ def play(
 
     Keyword Args:
         episodes: Number of episodes. Default: ``1``.
-        calls: New questions to the adviser, at most. Default: ``0``.
+        calls: New questions to the advisor, at most. Default: ``0``.
         coefficient: Mixing coefficient, 0 to 1; 0 shows the advice and acts without it.
             Default: ``None``, drawn by the bandit as in training.
         seed: Seed of rooms and draws. Default: ``None``, the run's own.
@@ -143,7 +143,7 @@ def play(
         trust: What the checkpoint may name besides this package's environments and advisors,
             exactly as it names them: import paths, and with ``calls`` the advisor's server,
             variable of the key and local model. Default: none.
-        advisor: Adviser to ask instead of the run's own. Answers of another model or prompt
+        advisor: Advisor to ask instead of the run's own. Answers of another model or prompt
             are not shared, those in the cache included. Default: ``None``.
 
     Raises:
@@ -238,7 +238,7 @@ class _Prefix:
 
 
 class _Silent:
-    """Stands for the run's adviser where nothing is asked: its model need not be at hand."""
+    """Stands for the run's advisor where nothing is asked: its model need not be at hand."""
 
     def __init__(self, path: Path) -> None:
         prefix = _Prefix()

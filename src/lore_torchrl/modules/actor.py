@@ -53,7 +53,7 @@ class LoReActor(TensorDictModuleBase):
     :class:`~lore_torchrl.modules.UncertaintyGate` and the
     :class:`~lore_torchrl.modules.LogitMixer`, then draws the action from the mixture.
     Use it to collect; the losses keep the stock actor. Where the advice entries are
-    missing from the input (evaluation with the adviser off), it is the stock actor.
+    missing from the input (evaluation with the advisor off), it is the stock actor.
 
     One set of random numbers serves both policies: with exponential draws
     :math:`E_a`, the action is :math:`\arg\max_a \pi_{mix}(a)/E_a` and the action that
@@ -307,7 +307,7 @@ class LoReActor(TensorDictModuleBase):
         if own is not None:
             filled = self.prior_net.fill(own, prior_logits, confidence, mask)
             need = weighed.beta * (1.0 - torch.nan_to_num(filled.sure, nan=0.0))
-            origin = mask * keys.ORIGIN_ADVISER + filled.learnt * keys.ORIGIN_PRIOR_NET
+            origin = mask * keys.ORIGIN_ADVISOR + filled.learnt * keys.ORIGIN_PRIOR_NET
             prior_logits, confidence, mask = filled[:3]
         mixture = self.mixer.mix(policy, prior_logits, confidence, mask, beta)
         choice, changed = self._draw(mixture, policy, random)

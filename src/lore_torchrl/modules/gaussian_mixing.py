@@ -59,7 +59,7 @@ class MixedGaussian(NamedTuple):
 class GaussianMixer(TensorDictModuleBase):
     r"""Mix advice on named anchor actions into a Gaussian policy, within a KL bound.
 
-    The adviser is asked about :math:`K` named actions :math:`a_k` ("strong left", ...). Its
+    The advisor is asked about :math:`K` named actions :math:`a_k` ("strong left", ...). Its
     probabilities :math:`p = \mathrm{softmax}(\ell_{llm} / T)` become a Gaussian by their
     moments, and the mixture is the precision-weighted product with the policy:
 

@@ -30,15 +30,15 @@ class FilledAdvice(NamedTuple):
 
 
 class PriorNet(TensorDictModuleBase):
-    r"""Predict the adviser's prior and how far the prediction can be relied on.
+    r"""Predict the advisor's prior and how far the prediction can be relied on.
 
     .. math::
         (\ell_\phi, z_\phi) = f_\phi(s, h), \qquad
         \rho_\phi = \mathrm{softmax}(\ell_\phi), \qquad c_\phi = \sigma(z_\phi)
 
     over stochastic state :math:`s` and belief :math:`h`. :math:`c_\phi` is trained to be
-    the adviser's confidence where the most likely action under :math:`\rho_\phi` is the
-    adviser's first choice, and 0 where it is not (:meth:`loss`): of an adviser that is sure,
+    the advisor's confidence where the most likely action under :math:`\rho_\phi` is the
+    advisor's first choice, and 0 where it is not (:meth:`loss`): of an advisor that is sure,
     the probability of its first choice. Policy distillation: https://arxiv.org/abs/1511.06295.
 
     Args:
@@ -121,13 +121,13 @@ class PriorNet(TensorDictModuleBase):
         confidence: Tensor,
         mask: Tensor,
     ) -> FilledAdvice:
-        """Put the network's advice where the adviser gave none and it is sure enough.
+        """Put the network's advice where the advisor gave none and it is sure enough.
 
         Args:
             own: What :meth:`advise` returned for these states.
-            prior_logits: The adviser's logits, ``[*B, A]``.
+            prior_logits: The advisor's logits, ``[*B, A]``.
             confidence: Their confidence, ``[*B, 1]``.
-            mask: Where the adviser gave advice, boolean ``[*B, 1]``.
+            mask: Where the advisor gave advice, boolean ``[*B, 1]``.
         """
         logits, sure = own
         # A broken network costs its advice.

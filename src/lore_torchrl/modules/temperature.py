@@ -1,4 +1,4 @@
-"""Bringing the adviser's logits to the policy's scale."""
+"""Bringing the advisor's logits to the policy's scale."""
 
 from __future__ import annotations
 

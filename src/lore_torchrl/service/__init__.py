@@ -1,4 +1,4 @@
-"""When and how an adviser is asked: cache, budget, call policy and the service over them."""
+"""When and how an advisor is asked: cache, budget, call policy and the service over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adviser's own state in a checkpoint, and whose it is."""
+"""An advisor's own state in a checkpoint, and whose it is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 
 
 def save_advisor(advisor: Any) -> dict[str, Any]:
-    """Return an adviser's state and its kind; nothing for one that has no state.
+    """Return an advisor's state and its kind; nothing for one that has no state.
 
     Args:
-        advisor: The adviser.
+        advisor: The advisor.
     """
     if not hasattr(advisor, "state_dict"):
         return {}
@@ -22,10 +22,10 @@ def save_advisor(advisor: Any) -> dict[str, Any]:
 
 
 def restore_advisor(advisor: Any, state: Mapping[str, Any]) -> None:
-    """Restore an adviser's state; one of another kind than the saved one begins anew.
+    """Restore an advisor's state; one of another kind than the saved one begins anew.
 
     Args:
-        advisor: The adviser.
+        advisor: The advisor.
         state: What holds the entries of :func:`save_advisor`.
     """
     if "advisor" not in state or not hasattr(advisor, "load_state_dict"):
@@ -35,11 +35,11 @@ def restore_advisor(advisor: Any, state: Mapping[str, Any]) -> None:
     if found == saved:
         advisor.load_state_dict(state["advisor"])
     else:
-        torchrl_logger.warning(f"The adviser was {saved} and is {found}: it begins anew.")
+        torchrl_logger.warning(f"The advisor was {saved} and is {found}: it begins anew.")
 
 
 def _kind(advisor: Any) -> str:
-    """Name the classes of an adviser and those that it wraps; a recorder is none of them."""
+    """Name the classes of an advisor and those that it wraps; a recorder is none of them."""
     if isinstance(advisor, RecordingAdvisor):
         return _kind(advisor.advisor)
     parts = getattr(advisor, "__dict__", {})

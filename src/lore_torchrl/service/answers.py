@@ -1,4 +1,4 @@
-"""From what an adviser returned or raised to usable advice, or the kind of its failure."""
+"""From what an advisor returned or raised to usable advice, or the kind of its failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def judge(requests: Sequence[AdviceRequest], outcome: Any) -> Verdict:
-    """Sort what an adviser gave into advice and failures.
+    """Sort what an advisor gave into advice and failures.
 
     Args:
         requests: The questions of one batch.

@@ -67,7 +67,7 @@ class AdviceCache:
         vote_visits: Visits to a class before its second answer, doubled for each further
             one; at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of
-            the adviser's prompt. Caches of other prefixes in the same store are not
+            the advisor's prompt. Caches of other prefixes in the same store are not
             seen. Default: empty.
 
     Raises:
@@ -179,7 +179,7 @@ class AdviceCache:
     def wants(self, key: str, coarse: str | None = None, *, known: bool = False) -> bool:
         """Return whether a question about a situation is worth its price.
 
-        Without advice it is, unless the adviser has answered with a refuted action
+        Without advice it is, unless the advisor has answered with a refuted action
         twice; with advice where its class is due for another vote.
 
         Args:
@@ -428,7 +428,7 @@ class AdviceCache:
                 if state["entries"]:
                     torchrl_logger.warning(
                         f"Cached answers left out: {len(state['entries']):,}. They are under "
-                        f"{state.get('prefix', '')!r}, this adviser's are under {self.prefix!r}."
+                        f"{state.get('prefix', '')!r}, this advisor's are under {self.prefix!r}."
                     )
                 state = {"entries": ()}
             self._outlived = dict(state.get("outlived", {}))

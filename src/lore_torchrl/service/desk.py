@@ -1,4 +1,4 @@
-"""Where questions are put to the adviser: in a thread of its own, waited for or not."""
+"""Where questions are put to the advisor: in a thread of its own, waited for or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lore_torchrl.service.counters import CallCounters
 from lore_torchrl.service.flight import Call, Flight
 from lore_torchrl.service.loop import LoopThread
 
-# What an adviser gets beyond its deadline to react to its cancellation.
+# What an advisor gets beyond its deadline to react to its cancellation.
 _GRACE_S = 0.5
 # What it gets to close its connections.
 _CLOSE_S = 1.0
@@ -29,7 +29,7 @@ _LAST_S = 1.0
 
 
 class AdviceDesk:
-    """Puts paid questions to an adviser, and counts what becomes of them.
+    """Puts paid questions to an advisor, and counts what becomes of them.
 
     ``lock`` guards counters and flight, where the caller's thread and the loop's meet. It
     is never held over I/O, so that no step waits for the loop's thread.
@@ -71,7 +71,7 @@ class AdviceDesk:
             calls: The questions.
 
         Raises:
-            FatalAdviceError: If the adviser says that no run should go on.
+            FatalAdviceError: If the advisor says that no run should go on.
         """
         try:
             outcome = self._run(calls)
@@ -110,7 +110,7 @@ class AdviceDesk:
         except CancelledError:
             return StoppedError("The run is being stopped.")
         except TimeoutError as error:
-            # The adviser blocks its loop: leave both behind and begin anew next time.
+            # The advisor blocks its loop: leave both behind and begin anew next time.
             future.cancel()
             self._abandon()
             return error
@@ -119,7 +119,7 @@ class AdviceDesk:
             raise
 
     async def _attempt(self, calls: Sequence[Call]) -> Any:
-        """Return the adviser's answers, or what it raised."""
+        """Return the advisor's answers, or what it raised."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 answers = self.advisor.advise([call.request for call in calls])
@@ -170,15 +170,15 @@ class AdviceDesk:
     # ---- what came of it ----
 
     def check(self) -> None:
-        """Give up a loop that its adviser blocks, with all that it was asked.
+        """Give up a loop that its advisor blocks, with all that it was asked.
 
         Raises:
-            FatalAdviceError: If the adviser has said that no run should go on.
+            FatalAdviceError: If the advisor has said that no run should go on.
         """
         with self.lock:
             if self.flight.oldest_s > self.timeout_s + _GRACE_S:
                 given_up = self.flight.give_up()
-                verdict = self._keep(given_up, TimeoutError("the adviser blocks its event loop"))
+                verdict = self._keep(given_up, TimeoutError("the advisor blocks its event loop"))
                 self.counters.judged(verdict, latency_s=0.0, late=True)
                 self._abandon()
             error, self._fatal = self._fatal, None
@@ -203,7 +203,7 @@ class AdviceDesk:
             return len(self.flight)
 
     def close(self, *, drain_s: float = 0.0) -> None:
-        """Give up what is in flight, let the adviser close, and stop the thread.
+        """Give up what is in flight, let the advisor close, and stop the thread.
 
         It takes ``drain_s`` and about two seconds at most.
 
@@ -227,7 +227,7 @@ class AdviceDesk:
             worker.submit(aclose()).result(_CLOSE_S)
         except Exception as error:
             torchrl_logger.warning(
-                f"The adviser did not close within {_CLOSE_S:g} s or failed to "
+                f"The advisor did not close within {_CLOSE_S:g} s or failed to "
                 f"({type(error).__name__}); its connections end with the process."
             )
 

@@ -1,4 +1,4 @@
-"""One event loop in one daemon thread, where advisers run."""
+"""One event loop in one daemon thread, where advisors run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: asks the adviser within budget and deadline, and never stops the run."""
+"""The service: asks the advisor within budget and deadline, and never stops the run."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _KEEP_WAIT_S = 0.2
 
 
 class AdviceService:
-    """Owns cache, budget and call policy, and asks the adviser; a failure costs no run.
+    """Owns cache, budget and call policy, and asks the advisor; a failure costs no run.
 
     An answer that is late beyond its deadline, malformed or an exception is counted in
     :attr:`errors` by its kind, logged once for each kind, and comes back as ``None``; only a
-    :class:`~lore_torchrl.advisors.errors.FatalAdviceError` reaches the caller. The adviser
+    :class:`~lore_torchrl.advisors.errors.FatalAdviceError` reaches the caller. The advisor
     runs in an event loop of its own in a daemon thread, from the first question on; its
     ``aclose``, if it has one, ends it there.
 
-    ``mode="blocking"`` waits for each answer: deterministic if the adviser is.
+    ``mode="blocking"`` waits for each answer: deterministic if the advisor is.
     ``mode="async"`` waits for none. A question gets an id and the step goes on; the answer
     enters the cache when it comes, and :meth:`take_late` hands it out with its id. A
     situation whose question is in flight is not asked about twice. What is in flight when
     the service is closed, saved and restored, or killed is lost: counted, never refunded.
 
-    If the adviser has a ``cache_prefix`` (its model and prompt), it goes before every key.
+    If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key.
 
     Args:
         advisor: Whom to ask.
@@ -239,7 +239,7 @@ class AdviceService:
             the id of the answer to come, and the answer if it has come already.
 
         Raises:
-            FatalAdviceError: If the adviser says that no run should go on.
+            FatalAdviceError: If the advisor says that no run should go on.
         """
         if self.mode == "blocking":
             return self._ask(requests, near)
@@ -256,7 +256,7 @@ class AdviceService:
         return replies
 
     def ask(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
-        """Ask the adviser and wait for its answers, whatever the mode.
+        """Ask the advisor and wait for its answers, whatever the mode.
 
         Requests with the same key are asked once; one whose answer is cached is not
         asked at all. Requests beyond the budget are not asked either.
@@ -268,7 +268,7 @@ class AdviceService:
             One answer for each request, ``None`` where there is none.
 
         Raises:
-            FatalAdviceError: If the adviser says that no run should go on.
+            FatalAdviceError: If the advisor says that no run should go on.
         """
         return [reply.advice for reply in self._ask(requests)]
 
@@ -292,7 +292,7 @@ class AdviceService:
             answer is cached, the budget is used up or ``max_in_flight`` reached.
 
         Raises:
-            FatalAdviceError: If the adviser has said that no run should go on.
+            FatalAdviceError: If the advisor has said that no run should go on.
             RuntimeError: In blocking mode.
         """
         if self.mode != "async":
@@ -436,7 +436,7 @@ class AdviceService:
         ``None`` stands for a question that was lost. All usable ones are cached already.
 
         Raises:
-            FatalAdviceError: If the adviser has said that no run should go on.
+            FatalAdviceError: If the advisor has said that no run should go on.
         """
         self._desk.check()
         with self._desk.lock:
@@ -461,7 +461,7 @@ class AdviceService:
         self._desk.stop_waiting()
 
     def close(self, *, drain_s: float = 0.0) -> None:
-        """Close adviser and thread, within ``drain_s`` and about two seconds.
+        """Close advisor and thread, within ``drain_s`` and about two seconds.
 
         A later question starts them anew.
 
@@ -497,7 +497,7 @@ class AdviceService:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all progress, the adviser's own included, as JSON-able types."""
+        """Return all progress, the advisor's own included, as JSON-able types."""
         with self._desk.lock:
             state: dict[str, Any] = {
                 "counters": self.counters.state_dict(),

@@ -17,7 +17,7 @@ class Ballots:
     since the ``n``-th: good advice leads away from a situation, so that visits gather
     where advice fails. An action that left a situation as it was is refuted there, and so
     is each answer that prefers it. An answer that was refuted before it came closes the
-    situation: the adviser repeats itself.
+    situation: the advisor repeats itself.
 
     Args:
         first_visits: Visits to a class before its second answer, at least 1.

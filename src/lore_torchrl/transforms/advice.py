@@ -1,4 +1,4 @@
-"""The transform that writes an adviser's prior beside each observation."""
+"""The transform that writes an advisor's prior beside each observation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Situation(NamedTuple):
 
 
 class AdviceTransform(Transform):
-    """Writes the adviser's logits, confidence and mask for the observation in the same tensordict.
+    """Writes the advisor's logits, confidence and mask for the observation in the same tensordict.
 
     At a reset that is the observation at the root, at a step the one under ``"next"``.
     A row has advice if its situation is cached, or if the service's call policy chose
