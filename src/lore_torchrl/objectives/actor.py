@@ -371,8 +371,7 @@ class LoReActorLoss(LossModule):
                 and the return, aligned, with any batch shape. Latent features are detached.
             advice: What :meth:`complete` returned, if it is known already.
             stored: Steps that are imitated in place of those, with ``state``, ``belief``,
-                action and ``lore_imitation_weight``, in place of :math:`f`. Default: ``None``,
-                the same.
+                action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (share of

@@ -17,9 +17,8 @@ class ImitationSampler:
     The world model runs on a few hundred records an update, of which perhaps a tenth has a
     positive weight :math:`f`: the gradient of the imitation is noisy. Replay also holds the latent
     state that each record was acted in and, beside it, its :math:`f`, both refreshed whenever
-    the record is trained on. Steps are drawn in proportion to :math:`f`, with replacement, and
-    then weigh alike, which has less variance than to weigh steps that are drawn evenly;
-    imitating them costs one pass of the actor.
+    the record is trained on. Steps are drawn uniformly, with replacement, from those with
+    :math:`f > 0`; imitating them costs one pass of the actor.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
@@ -40,9 +39,9 @@ class ImitationSampler:
         self.generator = torch.Generator().manual_seed(seed)
 
     def sample(self) -> TensorDictBase:
-        """Return state, belief, action and weight of steps ``[num_steps]``.
+        """Return state, belief, action and :math:`f` of steps ``[num_steps]``.
 
-        The weight is 1, or 0 for arbitrary steps while no step of replay has a positive one.
+        Before any step has a positive weight they are arbitrary, of weight 0.
         """
         stored = [
             self.replay[stream].storage[:].select(*_ENTRIES)
@@ -50,19 +49,17 @@ class ImitationSampler:
             if len(self.replay[stream])
         ]
         weights = torch.cat([part.get(keys.IMITATION_WEIGHT).reshape(-1) for part in stored])
-        if weights.any():
-            drawn = torch.multinomial(weights, self.num_steps, True, generator=self.generator)
-            places = drawn.sort().values
-        else:
-            places = torch.zeros(self.num_steps, dtype=torch.long)
+        pool = (weights > 0).nonzero().squeeze(-1)
+        if not len(pool):
+            pool = pool.new_zeros(1)
+        drawn = torch.randint(len(pool), (self.num_steps,), generator=self.generator)
+        places = pool[drawn].sort().values
         parts, first = [], 0
         for part in stored:
             inside = places[(places >= first) & (places < first + len(part))] - first
             parts.append(part[inside])
             first += len(part)
-        steps = torch.cat(parts)
-        weight = steps.get(keys.IMITATION_WEIGHT)
-        return steps.set(keys.IMITATION_WEIGHT, (weight > 0).to(weight.dtype))
+        return torch.cat(parts)
 
     def state_dict(self) -> dict[str, list[int]]:
         """Return where the random stream is."""
