@@ -32,7 +32,7 @@ class AdviceBandit(TensorDictModuleBase):
     .. math::
         L &\leftarrow \mathrm{clip}\Bigl(L + r \log\bigl(1 + h \tfrac{1 - b}{b}\bigr)
             + (1 - r) \log(1 - h),\; \pm\log\tfrac{1 - \epsilon}{\epsilon}\Bigr) \\
-        p &= \sigma(L), \qquad L_0 = 0
+        p &= \sigma(L), \qquad p_0 = 1 - 2 \epsilon
 
     A segment that gains nothing costs :math:`\log(1 - h)`, whatever :math:`b` is: in about a
     dozen of them :math:`p` falls to the floor :math:`\epsilon`, also where nobody has been
@@ -95,7 +95,8 @@ class AdviceBandit(TensorDictModuleBase):
         self.segment_steps, self.gain, self.decay = segment_steps, gain, decay
         self.seed, self._generator = seed, None
         self.bound = math.log((1 - floor) / floor)
-        for name in ("log_odds", "baseline_sum", "baseline_count", "low", "high"):
+        self.register_buffer("log_odds", torch.tensor(math.log((1 - 2 * floor) / (2 * floor))))
+        for name in ("baseline_sum", "baseline_count", "low", "high"):
             self.register_buffer(name, torch.zeros(()))
         for name in ("advised_segments", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
