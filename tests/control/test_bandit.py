@@ -15,7 +15,7 @@ from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.learner import build_bandit
 
 SEEDS = range(6)
-MISS = math.log(1 - 0.25)
+MISS = math.log(1 - 0.5)
 
 
 def tell(bandit, advised, *returns):
@@ -109,9 +109,9 @@ class TestUpdate:
         assert bandit.probability().item() == pytest.approx(0.98)
         tell(bandit, True, *[0.0] * 50)
         assert bandit.probability().item() == pytest.approx(0.02)
-        # What was too much is not remembered: one hit, worth 1 + 0.25 * 19, is seen at once.
+        # What was too much is not remembered: one hit, worth 1 + 0.5 * 19, is seen at once.
         tell(bandit, True, 1.0)
-        assert odds(bandit) == pytest.approx(5.75 * 0.02 / 0.98, rel=1e-5)
+        assert odds(bandit) == pytest.approx(10.5 * 0.02 / 0.98, rel=1e-5)
 
     def test_the_baseline_forgets_and_advised_segments_leave_it_alone(self):
         bandit = AdviceBandit(decay=0.9)
@@ -269,7 +269,7 @@ def test_stats():
     tell(bandit, True, 0.0, 0.0)
     tell(bandit, False, 1.0, math.nan)
     assert bandit.stats() == {
-        "probability": pytest.approx(1 / (1 + 1 / (9 * 0.75**2))),
+        "probability": pytest.approx(1 / (1 + 1 / (9 * 0.5**2))),
         "baseline": pytest.approx(1.05 / 2),
         "advised_segments": 2.0,
         "ignored": 1.0,

@@ -60,7 +60,7 @@ class BanditConfig:
 
     enabled: bool = True
     segment_steps: int | None = 128
-    gain: float = 0.25
+    gain: float = 0.5
     floor: float = 0.05
     decay: float = 0.9
 

@@ -34,8 +34,8 @@ class AdviceBandit(TensorDictModuleBase):
             + (1 - r) \log(1 - h),\; \pm\log\tfrac{1 - \epsilon}{\epsilon}\Bigr) \\
         p &= \sigma(L), \qquad p_0 = 1 - 2 \epsilon
 
-    A segment that gains nothing costs :math:`\log(1 - h)`, whatever :math:`b` is: in about a
-    dozen of them :math:`p` falls to the floor :math:`\epsilon`, also where nobody has been
+    A segment that gains nothing costs :math:`\log(1 - h)`, whatever :math:`b` is: in about
+    eight of them :math:`p` falls to the floor :math:`\epsilon`, also where nobody has been
     rewarded yet. Returns are normalized by the smallest and the largest so far, 0 included.
     One that is not finite, or above 1e30 in size, only counts in ``ignored``.
 
@@ -50,7 +50,7 @@ class AdviceBandit(TensorDictModuleBase):
     Keyword Args:
         segment_steps: Longest segment, environment steps; ``None`` for whole episodes.
             Default: ``128``.
-        gain: :math:`h`, in ``(0, 1)``. Default: ``0.25``.
+        gain: :math:`h`, in ``(0, 1)``. Default: ``0.5``.
         floor: :math:`\epsilon`, in ``(0, 0.5)``. Default: ``0.05``.
         decay: Forgetting of unadvised returns at each unadvised segment, in ``(0, 1]``.
             Default: ``0.9``.
@@ -76,7 +76,7 @@ class AdviceBandit(TensorDictModuleBase):
         self,
         *,
         segment_steps: int | None = 128,
-        gain: float = 0.25,
+        gain: float = 0.5,
         floor: float = 0.05,
         decay: float = 0.9,
         seed: int = 0,
