@@ -85,7 +85,7 @@ class TestWhoseAdviceItIs:
         torch.testing.assert_close(result["lore_kl"], expected, rtol=1e-4, atol=1e-6)
 
     def test_in_what_a_step_has_followed(self):
-        """Where all steps paid, those count that took the first choice of either."""
+        """Where all steps gained, those count that took the first choice of either."""
         loss, sample = learner(imitation_weight=1.0).eval(), half_advised()
         with torch.no_grad():
             loss.actor_loss.value_model[0].module.model[-1].bias.fill_(-1e3)[0] = 0.0

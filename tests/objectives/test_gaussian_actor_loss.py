@@ -88,7 +88,7 @@ def lore_loss(agent, kind=DreamerV3ActorLoss, settings=None, bounds=(LOW, HIGH),
 
 class TestEqualsStock:
     @KINDS
-    @pytest.mark.parametrize("why", ["weights", "masked", "unpaid", "no_entries"])
+    @pytest.mark.parametrize("why", ["weights", "masked", "no_gain", "no_entries"])
     def test_losses_gradients_and_random_stream(self, kind, settings, why):
         results = []
         for wrapped in (False, True):
@@ -97,7 +97,7 @@ class TestEqualsStock:
             td = advised_latents(mask=why != "masked")
             if why == "masked":
                 td["lore_return"].fill_(float("nan"))
-            if why == "unpaid":
+            if why == "no_gain":
                 td["lore_return"] = agent.value(td.select("state", "belief"))["state_value"]
             if why == "no_entries":
                 td = td.select("state", "belief")
@@ -252,7 +252,7 @@ class TestImitation:
         for name, grad in grads.items():
             assert grad.isfinite().all() and torch.equal(grad, low_grads[name])
 
-    def test_only_what_took_the_first_anchor_and_paid_is_taught(self):
+    def test_only_steps_that_took_the_first_anchor_and_gained_are_learned(self):
         agent, td = continuous_agent(), torch.cat([executed()] * 2)
         took = torch.arange(24) < 12
         td["action"] = taking_first(td, took)
@@ -419,7 +419,7 @@ def test_an_update_with_advice_teaches_the_actor_alone():
     assert changed and all(name.startswith("actor_loss.actor_model") for name in changed)
 
 
-def test_an_update_imitates_what_paid_without_advice_and_teaches_the_actor_alone():
+def test_an_update_imitates_gains_without_advice_and_trains_the_actor_alone():
     stock, lore = learner(None), learner(lore_config(imitation_weight=3.0))
     found, wanted = (update(each, replayed(mask=False)) for each in (lore, stock))
     assert found[0]["loss_lore_imitation"] != 0 and 0 < found[0]["lore_imitated"] < 1

@@ -1,4 +1,4 @@
-"""Which executed steps paid: the returns of replayed sequences, and what is imitated of them."""
+"""Which executed steps gained: the returns of replayed sequences, and what is imitated of them."""
 
 from __future__ import annotations
 

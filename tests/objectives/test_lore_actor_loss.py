@@ -101,7 +101,7 @@ BOTH = pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
 
 class TestEqualsStock:
     @BOTH
-    @pytest.mark.parametrize("why", ["weights", "masked", "unpaid", "unknown", "no_entries"])
+    @pytest.mark.parametrize("why", ["weights", "masked", "no_gain", "unknown", "no_entries"])
     def test_losses_gradients_and_random_stream(self, kind, why):
         results = []
         for wrapped in (False, True):
@@ -109,7 +109,7 @@ class TestEqualsStock:
             td = latents(mask=why != "masked")
             if why in ("masked", "unknown"):
                 td["lore_return"].fill_(NAN)
-            if why == "unpaid":
+            if why == "no_gain":
                 td["lore_return"] = agent.value(td.select("state", "belief"))["state_value"]
             loss = stock_loss(agent, kind)
             if why == "no_entries":
@@ -175,11 +175,11 @@ class TestImitation:
         """The mean over what is imitated; less than one step in all weighs as much as one."""
         agent, td = agent_for(kind), executed()[:rows]
         loss = lore_loss(agent, kind=kind, imitation_weight=0.7)
-        paid = IMITATED[:rows]
-        expected = -0.7 * (paid * taken_log_prob(agent, td)).sum() / total
+        gains = IMITATED[:rows]
+        expected = -0.7 * (gains * taken_log_prob(agent, td)).sum() / total
         terms = loss.advice_terms(td)
         torch.testing.assert_close(terms["loss_lore_imitation"], expected)
-        assert terms["lore_imitated"].item() == pytest.approx((paid > 0).sum().item() / rows)
+        assert terms["lore_imitated"].item() == pytest.approx((gains > 0).sum().item() / rows)
 
     def test_by_default_it_is_the_only_term_with_weight_one(self):
         agent, td = tiny_agent(), executed()
@@ -244,8 +244,8 @@ class TestImitation:
     def test_the_threshold(self):
         agent, td = tiny_agent(), executed()
         settings = {"imitation_weight": 1.0, "imitation_threshold": 0.4, **IMITATION_ALONE}
-        paid = torch.where(IMITATED > 0.4, IMITATED, 0.0)
-        expected = -(paid * taken_log_prob(agent, td)).sum() / 3.3
+        gains = torch.where(IMITATED > 0.4, IMITATED, 0.0)
+        expected = -(gains * taken_log_prob(agent, td)).sum() / 3.3
         terms = lore_loss(agent, **settings).advice_terms(td)
         torch.testing.assert_close(terms["loss_lore_imitation"], expected)
         assert terms["lore_imitated"].item() == pytest.approx(4 / 12)
@@ -294,7 +294,7 @@ class TestImitation:
         for name, grad in grads.items():
             assert grad.isfinite().all() and torch.equal(grad, low_grads[name])
 
-    def test_steps_make_what_paid_likelier(self):
+    def test_steps_make_gaining_actions_likelier(self):
         agent, td = tiny_agent(), executed()
         loss = lore_loss(agent, imitation_weight=1.0, **IMITATION_ALONE)
         optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.5)
@@ -349,7 +349,7 @@ def followed(td, rows=True):
 
 
 class TestWeighedByWhatPaid:
-    """The terms on advice: only steps that took its first choice and paid count."""
+    """The terms on advice: only steps that took its first choice and gained count."""
 
     def weighed(self):
         td = executed(2)
@@ -386,7 +386,7 @@ class TestWeighedByWhatPaid:
 
     @pytest.mark.parametrize("row", range(12))
     def test_one_step_alone(self, row):
-        """Row by row: it counts if it paid, took the first choice, and was advised."""
+        """Row by row: it counts if it gained, took the first choice, and was advised."""
         counts = IMITATED[row] > 0 and row % 3 != 0
         for took in (True, False):
             agent, td = tiny_agent(), executed()
@@ -409,7 +409,7 @@ class TestWeighedByWhatPaid:
             found.append(loss.advice_terms(td)["loss_lore_prior"].item() != 0)
         assert found == [False, True, False, False]
 
-    def test_where_all_took_it_and_all_paid_the_terms_are_the_papers(self):
+    def test_where_all_took_it_and_all_gained_the_terms_are_the_papers(self):
         results = []
         for weight in (0.0, 1.0):
             agent, td = tiny_agent(), executed()

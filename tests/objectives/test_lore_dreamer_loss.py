@@ -71,7 +71,7 @@ def returns_by_hand(value, sample):
     return returns
 
 
-def paid_by_hand(loss, result, sample):
+def gains_by_hand(loss, result, sample):
     """How much each executed step is imitated, and its log-probability, each ``[B, T]``."""
     context, stock = result["replay_context"], loss.actor_loss.actor_loss
     value = loss.actor_loss.value_model(context.clone())["state_value"].detach()
@@ -80,15 +80,15 @@ def paid_by_hand(loss, result, sample):
     returns = returns_by_hand(value, sample)
     gain, real = (returns - value) / span, sample.get(RETURN, returns)
     counts = ((real - value) / span > 0.05) & (gain > 0)
-    paid = torch.where(counts, gain.clamp(0, 1), 0.0).squeeze(-1)
+    gains = torch.where(counts, gain.clamp(0, 1), 0.0).squeeze(-1)
     log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
     taken = sample["action"].roll(-1, 1)
-    return paid, (log_p * taken).sum(-1)
+    return gains, (log_p * taken).sum(-1)
 
 
 def imitation_by_hand(loss, result, sample):
-    paid, log_prob = paid_by_hand(loss, result, sample)
-    return -3.0 * (paid * log_prob).sum() / paid.sum().clamp_min(1.0)
+    gains, log_prob = gains_by_hand(loss, result, sample)
+    return -3.0 * (gains * log_prob).sum() / gains.sum().clamp_min(1.0)
 
 
 def rewarded(**kwargs):
@@ -206,12 +206,12 @@ class TestImitation:
     def test_by_hand(self):
         loss, sample = imitating().eval(), rewarded()
         result = forward(loss, sample)
-        paid, log_prob = paid_by_hand(loss, result, sample)
-        assert 3 < (paid > 0).sum() < 16 and ((paid > 0) & (paid < 1)).sum() > 2
-        expected = -3.0 * (paid * log_prob).sum() / paid.sum()
-        assert paid.sum() > 1
+        gains, log_prob = gains_by_hand(loss, result, sample)
+        assert 3 < (gains > 0).sum() < 16 and ((gains > 0) & (gains < 1)).sum() > 2
+        expected = -3.0 * (gains * log_prob).sum() / gains.sum()
+        assert gains.sum() > 1
         torch.testing.assert_close(result["loss_lore_imitation"], expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(result["lore_imitated"], (paid > 0).float().mean())
+        torch.testing.assert_close(result["lore_imitated"], (gains > 0).float().mean())
 
     @pytest.mark.parametrize("shift", [-1, 1])
     @pytest.mark.parametrize("what", ["action", "reward"])
@@ -247,12 +247,12 @@ class TestImitation:
     def test_what_each_step_is_worth_goes_back_with_the_latents(self):
         loss, sample = imitating().eval(), rewarded()
         result = forward(loss, sample)
-        paid, _ = paid_by_hand(loss, result, sample)
+        gains, _ = gains_by_hand(loss, result, sample)
         written = result["replay_context"][keys.IMITATION_WEIGHT]
-        torch.testing.assert_close(written, paid.unsqueeze(-1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(written, gains.unsqueeze(-1), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("t", range(TIME - 1))
-    def test_one_step_that_paid(self, t):
+    def test_one_step_with_a_gain(self, t):
         """A reward in record t + 1 after an action there: posterior t learns that action."""
         loss, sample = imitating(scale=1.0).eval(), tiny_sample(mask=False)
         for key in ("done", "terminated"):
@@ -279,24 +279,24 @@ class TestImitation:
         acted = torch.ones(BATCH, TIME, dtype=torch.bool)
         acted[:, -1] = acted[0, 2] = acted[1, 0] = False
         torch.testing.assert_close(result["lore_imitated"], acted.float().mean())
-        paid, log_prob = paid_by_hand(loss, result, sample)
-        assert torch.equal(paid, acted.float())
+        gains, log_prob = gains_by_hand(loss, result, sample)
+        assert torch.equal(gains, acted.float())
         expected = -3.0 * log_prob[acted].mean()
         torch.testing.assert_close(result["loss_lore_imitation"], expected)
 
     def test_the_real_return_filters_and_the_lambda_return_weighs(self):
         loss, sample = imitating().eval(), rewarded()
         sample["next", "reward"][:, 5] = 60.0
-        hoped, _ = paid_by_hand(loss, forward(loss, sample), sample)
+        hoped, _ = gains_by_hand(loss, forward(loss, sample), sample)
         # The first sequence's end is not known, the second ended well, the third failed.
         ended = torch.tensor([NAN, 300.0, -300.0]).reshape(BATCH, 1, 1)
         sample[RETURN] = ended.expand_as(sample["next", "reward"]).clone()
         result = forward(loss, sample)
-        paid, log_prob = paid_by_hand(loss, result, sample)
+        gains, log_prob = gains_by_hand(loss, result, sample)
         assert (hoped > 0).any(-1).all(), "each has steps with a lambda return above the value"
-        assert not paid[0].any() and paid[1].sum() > 1 and not paid[2].any()
-        assert (paid[1] >= hoped[1]).all(), "a small gain counts too"
-        expected = -3.0 * (paid * log_prob)[1].sum() / paid[1].sum()
+        assert not gains[0].any() and gains[1].sum() > 1 and not gains[2].any()
+        assert (gains[1] >= hoped[1]).all(), "a small gain counts too"
+        expected = -3.0 * (gains * log_prob)[1].sum() / gains[1].sum()
         found = result["loss_lore_imitation"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -308,8 +308,8 @@ class TestImitation:
         sample[RETURN] = torch.where(torch.arange(8) % 3 == 0, 300.0, NAN).expand(BATCH, 8)
         sample[RETURN] = sample[RETURN].unsqueeze(-1).clone()
         result = forward(loss, sample)
-        paid, _ = paid_by_hand(loss, result, sample)
-        assert paid[:, ::3].any() and not paid[:, 1::3].any() and not paid[:, 2::3].any()
+        gains, _ = gains_by_hand(loss, result, sample)
+        assert gains[:, ::3].any() and not gains[:, 1::3].any() and not gains[:, 2::3].any()
         expected = imitation_by_hand(loss, result, sample)
         found = result["loss_lore_imitation"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -321,7 +321,7 @@ class TestImitation:
         assert LoReDreamerV3Loss(*losses, **kwargs, gamma=0.8).discount == pytest.approx(0.6)
         assert LoReDreamerV3Loss(*losses, **kwargs).discount == pytest.approx(0.75)
 
-    def test_advice_counts_where_its_first_choice_was_taken_and_paid(self):
+    def test_advice_counts_where_its_first_choice_was_taken_and_gained(self):
         loss, sample = imitating().eval(), rewarded()
         first = sample["next", "llm_prior_logits"].argmax(-1)
         took = torch.rand(first.shape) < 0.5
@@ -329,13 +329,13 @@ class TestImitation:
         action = torch.where(took, first, (first + 1) % ACTIONS)
         sample["action"] = torch.nn.functional.one_hot(action, ACTIONS).float().roll(1, 1)
         result = forward(loss, sample)
-        paid, _ = paid_by_hand(loss, result, sample)
-        assert (took & (paid > 0)).any() and (~took & (paid > 0)).any()
+        gains, _ = gains_by_hand(loss, result, sample)
+        assert (took & (gains > 0)).any() and (~took & (gains > 0)).any()
         context, given = result["replay_context"], sample["next"]
         policy = Categorical(logits=loss.actor_loss.actor_model.get_dist(context).logits)
         kl = kl_divergence(Categorical(logits=given["llm_prior_logits"]), policy)
         goes_on = ~given["done"].squeeze(-1)
-        share = paid * took * goes_on
+        share = gains * took * goes_on
         values = share * given["llm_confidence"].squeeze(-1) * kl
         expected = 0.3 * values.sum() / share.sum().clamp_min(1.0)
         torch.testing.assert_close(result["loss_lore_prior"], expected, rtol=1e-4, atol=1e-6)
@@ -353,7 +353,7 @@ class TestImitation:
         assert torch.equal(state, expected_state)
 
     @pytest.mark.parametrize("why", ["nothing was done", "failed", "unknown"])
-    def test_where_nothing_paid_the_update_is_stock_to_the_bit(self, why):
+    def test_without_gains_the_update_is_stock_bitwise(self, why):
         stock, lore = tiny_learner(), tiny_learner(lore_config(imitation_weight=3.0))
         stock_sample, sample = rewarded(mask=None), rewarded()
         if why == "nothing was done":
@@ -475,7 +475,7 @@ class TestKeys:
         new = {"prior_logits": ("llm", "prior"), "confidence": "sure", "mask": ("llm", "m")}
         new["lore_return"] = ("llm", "return")
         learner.loss.set_keys(**new)
-        learner.loss.actor_loss.set_keys(executed="done_there", lore_return="paid_there")
+        learner.loss.actor_loss.set_keys(executed="done_there", lore_return="return_there")
         learner.loss.actor_loss.set_keys(lambda_return="hoped_there")
         assert learner.loss.in_keys[-5:-1] == [unravel_key(("next", key)) for key in new.values()]
         for old, key in zip((*ADVICE, "lore_return"), new.values(), strict=True):

@@ -1,4 +1,4 @@
-"""Steps that paid are drawn evenly from all streams of replay, and from nowhere else."""
+"""Steps with a gain are drawn evenly from all streams of replay, and from nowhere else."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lore_torchrl.replay import ImitationSampler
 STREAMS, STEPS = 2, 10
 
 
-def filled(paid: list[tuple[int, int]]):
-    """Two streams of ten records; those that are named, by stream and step, have paid."""
+def filled(gains: list[tuple[int, int]]):
+    """Two streams of ten records; those that are named, by stream and step, have a gain."""
     replay = build_replay(num_envs=STREAMS, buffer_size=100, batch_size=2, seq_len=4)
     stream = torch.arange(STREAMS).repeat_interleave(STEPS)
     step = torch.arange(STEPS).repeat(STREAMS)
     weight = torch.tensor(
-        [(s, t) in paid for s, t in zip(stream.tolist(), step.tolist(), strict=True)]
+        [(s, t) in gains for s, t in zip(stream.tolist(), step.tolist(), strict=True)]
     )
     column = (10.0 * stream + step).unsqueeze(-1)
     entries = {
@@ -34,7 +34,7 @@ def filled(paid: list[tuple[int, int]]):
     return replay
 
 
-def test_only_steps_that_paid_are_drawn_each_as_often():
+def test_only_steps_with_a_gain_are_drawn_each_as_often():
     drawn = ImitationSampler(filled([(0, 3), (1, 0), (1, 9)]), num_steps=3000).sample()
     assert drawn.shape == (3000,) and "observation" not in drawn
     steps, counts = drawn["state"].unique(return_counts=True)
@@ -45,7 +45,7 @@ def test_only_steps_that_paid_are_drawn_each_as_often():
     assert drawn[keys.IMITATION_WEIGHT].eq(0.1).all()
 
 
-def test_where_nothing_has_paid_they_have_no_weight():
+def test_without_gains_they_have_no_weight():
     drawn = ImitationSampler(filled([]), num_steps=5).sample()
     assert drawn.shape == (5,) and not drawn[keys.IMITATION_WEIGHT].any()
 

@@ -61,9 +61,9 @@ class LogitMixer(TensorDictModuleBase):
 
     Both keep :math:`\mathrm{KL}(\pi_{mix} \| \pi_{wm}) \le \epsilon =` ``max_kl`` whatever the
     policy is (:func:`~lore_torchrl.functional.bounded_weight`; the divergence is convex in
-    :math:`g`). Where the policy is near uniform nearly all of the bound can be used; where it is
+    :math:`g`). Where the policy is near uniform most of the bound can be used; where it is
     sure of another action, less. Rows without usable advice pass the policy through unchanged,
-    to the bit.
+    bitwise.
 
     The bound is the trust region of `TRPO <https://arxiv.org/abs/1502.05477>`_ put
     on the mixture instead of on the update.
