@@ -29,13 +29,14 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
 from lore_torchrl.configs import (
+    BanditConfig,
     DreamerConfig,
     GateConfig,
     LoReConfig,
     LossConfig,
+    PriorNetConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
 from lore_torchrl.experiments import paired_ratios

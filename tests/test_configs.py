@@ -4,13 +4,12 @@ import inspect
 import re
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from lore_torchrl import configs
-from lore_torchrl.configs import parts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,16 +44,16 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(ttl_steps=0), "ttl_steps=0"),
         (lambda: configs.CallsConfig(coarse_votes=0), "coarse_votes=0"),
         (lambda: configs.CallsConfig(coarse=False), "coarse_votes=null"),
-        (lambda: parts.PriorNetConfig(threshold=1.5), "threshold=1.5"),
-        (lambda: parts.BanditConfig(segment_steps=0), "segment_steps=0"),
-        (lambda: parts.DisagreementConfig(num_members=1), "num_members=1"),
-        (lambda: parts.ValueEnsembleConfig(num_members=1), "num_members=1"),
+        (lambda: configs.PriorNetConfig(threshold=1.5), "threshold=1.5"),
+        (lambda: configs.BanditConfig(segment_steps=0), "segment_steps=0"),
+        (lambda: configs.DisagreementConfig(num_members=1), "num_members=1"),
+        (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
         (lambda: configs.CallsConfig(novelty=0.5), "always=false"),
         (lambda: configs.CallsConfig(always=False, td_spike=0.5), "td_spike_low=1.0"),
         (lambda: configs.GateConfig(beta_max=-1), "beta_max=-1"),
         (lambda: configs.GateConfig(hysteresis=[0.5]), "hysteresis"),
-        (lambda: configs.EpsilonConfig(eps_init=0.1, eps_end=0.2), "epsilon"),
+        (lambda: configs.EpsilonConfig(eps_init=0.1, eps_end=0.2), "epsilon.eps_end=0.2"),
         (lambda: configs.DreamerConfig(belief_dim=100), "belief_dim=100"),
         (lambda: configs.DreamerConfig(batch_size=0), "batch_size=0"),
         (lambda: configs.DreamerConfig(lr=0), "lr=0"),
@@ -269,14 +268,6 @@ def test_every_choice_of_every_group_composes(group):
         compose(f"{group}={path.stem}")
 
 
-def test_a_bandit_is_by_default_that_of_a_run():
-    from lore_torchrl.control import AdviceBandit
-
-    own = inspect.signature(AdviceBandit).parameters
-    for name, value in vars(parts.BanditConfig()).items():
-        assert name == "enabled" or own[name].default == value, name
-
-
 def test_files_hold_the_defaults_of_the_dataclasses():
     from omegaconf import OmegaConf
 
@@ -299,33 +290,98 @@ def test_unknown_keys_fail_when_composing(override):
         compose(override)
 
 
-def _leaves(cls: type) -> set[str]:
-    names = set()
-    for field in fields(cls):
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        names |= _leaves(type(default)) if is_dataclass(default) else {field.name}
-    return names
+def flat(values, prefix: str = "") -> dict[str, object]:
+    """Every value of nested mappings by its path."""
+    leaves = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict) and value and not prefix.endswith("options.")
+        leaves |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return leaves
 
 
-@pytest.mark.parametrize(
-    ("path", "cls"),
-    [
-        ("lore/default.yaml", configs.LoReConfig),
-        ("dreamer/small.yaml", configs.DreamerConfig),
-        ("logger/default.yaml", configs.LoggerConfig),
-        ("env/doorkey5x5.yaml", configs.EnvConfig),
-        ("advisor/recorded.yaml", configs.RecordedAdvisorConfig),
-        ("advisor/local.yaml", configs.LocalAdvisorConfig),
-        ("advisor/openai.yaml", configs.ChatAdvisorConfig),
-        ("advisor/vllm.yaml", configs.ChatAdvisorConfig),
-        ("advisor/llamacpp.yaml", configs.ChatAdvisorConfig),
-        ("advisor/ollama.yaml", configs.ChatAdvisorConfig),
-    ],
-)
-def test_every_value_stands_in_its_file(path, cls):
-    text = (ROOT / "configs" / path).read_text()
-    missing = [name for name in _leaves(cls) if f"{name}:" not in text]
-    assert not missing
+@pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger", "health"])
+def test_files_hold_only_what_differs_from_the_defaults(group):
+    """Each default stands once, in its dataclass."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    configs.register_configs()
+    for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
+        own = OmegaConf.to_container(OmegaConf.load(path))
+        schema = next(iter(own.pop("defaults")))
+        if not schema.endswith("schema"):
+            continue  # it changes another file
+        base = ConfigStore.instance().load(f"{group}/{schema}.yaml").node
+        defaults = OmegaConf.to_container(base)
+        for name, value in flat(own).items():
+            assert name.startswith("options.") or value != defaults.get(name), (
+                f"{path.stem}: {name}"
+            )
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_experiments_hold_only_what_differs_from_the_defaults(name):
+    from omegaconf import OmegaConf
+
+    own = OmegaConf.to_container(OmegaConf.load(ROOT / "configs" / "experiment" / f"{name}.yaml"))
+    groups = [
+        f"{key.removeprefix('override /')}={v}" for d in own.pop("defaults") for key, v in d.items()
+    ]
+    before = flat(OmegaConf.to_container(compose(*groups), resolve=False))
+    allowed = {"total_steps"}  # said, since it is what a run costs
+    for path, value in flat(own).items():
+        assert path in allowed or before[path] != value, path
+
+
+PARTS_OF = {
+    configs.GateConfig: ["modules.UncertaintyGate"],
+    configs.MixerConfig: ["modules.LogitMixer"],
+    configs.DisagreementConfig: ["modules.LatentDisagreement"],
+    configs.ValueEnsembleConfig: ["modules.ValueEnsemble"],
+    configs.PriorNetConfig: ["modules.PriorNet"],
+    configs.BanditConfig: ["control.AdviceBandit"],
+    configs.ChatAdvisorConfig: ["advisors.chat.ChatAdvisor"],
+    configs.LocalAdvisorConfig: ["advisors.local.LocalAdvisor"],
+    configs.ScriptedAdvisorConfig: ["advisors.scripted.ScriptedAdvisor"],
+    configs.StaleAdvisorConfig: ["advisors.flawed.StaleAdvisor"],
+    configs.TruncatedAdvisorConfig: ["advisors.flawed.TruncatedAdvisor"],
+}
+
+
+@pytest.mark.parametrize("settings_class", PARTS_OF, ids=lambda cls: cls.__name__)
+def test_classes_have_the_defaults_of_their_settings(settings_class):
+    import importlib
+
+    shared = set()
+    for path in PARTS_OF[settings_class]:
+        module, name = f"lore_torchrl.{path}".rsplit(".", 1)
+        own = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        for part in fields(settings_class):
+            given = own.get(part.name)
+            if given is None or given.default in (inspect.Parameter.empty, None):
+                continue
+            shared.add(part.name)
+            value = part.default if part.default is not MISSING else part.default_factory()
+            given = list(given.default) if isinstance(value, list) else given.default
+            assert given == value, f"{name}({part.name}={given!r}), setting {value!r}"
+    assert shared
+
+
+def test_the_page_of_all_settings_is_up_to_date():
+    from lore_torchrl.configs.reference import page
+
+    written = (ROOT / "docs" / "configuration.md").read_text()
+    assert written == page(), "python -m lore_torchrl.configs.reference > docs/configuration.md"
+
+
+def test_every_setting_is_documented():
+    from lore_torchrl.configs.setting import Settings
+
+    for cls in Settings.__subclasses__():
+        for part in fields(cls):
+            nested = is_dataclass(part.default_factory)
+            doc = part.metadata.get("doc")
+            assert part.name.startswith("_") or doc or nested, f"{cls.__name__}.{part.name}"
 
 
 def test_a_bad_command_line_ends_before_training(tmp_path):

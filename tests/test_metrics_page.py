@@ -22,8 +22,8 @@ from lore_torchrl.configs import (  # noqa: E402
     LoggerConfig,
     LoReConfig,
     LossConfig,
+    PriorNetConfig,
 )
-from lore_torchrl.configs.parts import PriorNetConfig  # noqa: E402
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
 from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS  # noqa: E402

@@ -20,11 +20,11 @@ from lore_torchrl.configs import (
     EnvConfig,
     EpsilonConfig,
     GateConfig,
+    HealthConfig,
     LoggerConfig,
     LoReConfig,
     LossConfig,
 )
-from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import read_metrics

@@ -12,8 +12,15 @@ from tiny_run import planner, tiny_config
 
 from lore_torchrl.advisors.flawed import TurningAdvisor
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.configs import CallsConfig, EnvConfig, GateConfig, LoReConfig, LossConfig
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
+from lore_torchrl.configs import (
+    BanditConfig,
+    CallsConfig,
+    EnvConfig,
+    GateConfig,
+    LoReConfig,
+    LossConfig,
+    PriorNetConfig,
+)
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train

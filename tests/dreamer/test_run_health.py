@@ -8,8 +8,7 @@ import pytest
 import torch
 from tiny_run import planner, tiny_config
 
-from lore_torchrl.configs import LoReConfig
-from lore_torchrl.configs.health import HealthConfig
+from lore_torchrl.configs import HealthConfig, LoReConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 

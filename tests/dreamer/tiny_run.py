@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import (
+    BanditConfig,
     CallsConfig,
     DreamerConfig,
     EnvConfig,
@@ -17,7 +18,6 @@ from lore_torchrl.configs import (
     LossConfig,
     TrainConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig
 from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
 
 DREAMER = DreamerConfig(

@@ -14,15 +14,16 @@ from torchrl.data import Bounded, OneHot, Unbounded
 
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import (
+    BanditConfig,
     EnvConfig,
     EpsilonConfig,
     GateConfig,
     LoReConfig,
     LossConfig,
     MixerConfig,
+    PriorNetConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.family import read_row

@@ -7,13 +7,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from lore_torchrl.configs import (
+    BanditConfig,
     DreamerConfig,
     GateConfig,
     LoReConfig,
     LossConfig,
     TemperatureConfig,
 )
-from lore_torchrl.configs.parts import BanditConfig
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
 

@@ -11,7 +11,7 @@ from dreamer_sample import lore_config, tiny_config, tiny_learner, tiny_sample
 from torch.nn.functional import binary_cross_entropy
 from torchrl.objectives import symlog
 
-from lore_torchrl.configs.parts import PriorNetConfig
+from lore_torchrl.configs import PriorNetConfig
 from lore_torchrl.functional import two_hot_variance
 
 TIME = 12

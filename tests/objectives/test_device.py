@@ -26,8 +26,7 @@ from torchrl.data import OneHot
 from torchrl.modules.distributions import continuous
 from torchrl.objectives.value import functional
 
-from lore_torchrl.configs import LoReConfig
-from lore_torchrl.configs.parts import BanditConfig, PriorNetConfig
+from lore_torchrl.configs import BanditConfig, LoReConfig, PriorNetConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer import learner as learner_module
 from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor

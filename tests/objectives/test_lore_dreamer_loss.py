@@ -24,7 +24,7 @@ from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
-from lore_torchrl.configs.parts import PriorNetConfig
+from lore_torchrl.configs import PriorNetConfig
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 NAN, INF = float("nan"), float("inf")

@@ -16,7 +16,7 @@ from dreamer_sample import (
 )
 from torch.distributions import Categorical, kl_divergence
 
-from lore_torchrl.configs.parts import PriorNetConfig
+from lore_torchrl.configs import PriorNetConfig
 from lore_torchrl.dreamer.learner import build_lore_actor
 from lore_torchrl.modules import PriorNet
 

@@ -1,0 +1,371 @@
+"""What LoRe adds to stock DreamerV3: calls, gate, mixture, losses, learned parts, bandit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lore_torchrl.configs.setting import Settings, setting
+
+
+@dataclass
+class CallsConfig(Settings):
+    """When and how the advisor is asked. Steps are environment steps of all environments."""
+
+    prefix: ClassVar[str] = "lore.calls"
+
+    mode: str = setting(
+        "blocking",
+        "`blocking` waits for each answer, and is deterministic if the advisor is; `async` never "
+        "makes an environment wait: late answers go to the cache and to their rows in replay.",
+        among=("blocking", "async"),
+    )
+    max_in_flight: int = setting(
+        16,
+        "Async: most questions in flight at once; one, while the oldest waits for unusually long.",
+        ge=1,
+    )
+    drain_s: float = setting(
+        5.0,
+        "Async: seconds to wait for answers in flight when training ends or is interrupted.",
+        ge=0,
+        lt=math.inf,
+    )
+    timeout_s: float = setting(30.0, "Seconds that one question may take.", gt=0)
+    budget: int = setting(
+        200,
+        "Calls in the whole run, never exceeded. A run that is killed and resumed forgets those "
+        "since its last checkpoint, unless it has a store.",
+        ge=0,
+    )
+    max_tokens: int | None = setting(
+        None, "Tokens after which no call begins; null for no limit.", gt=0
+    )
+    max_cost: float | None = setting(
+        None,
+        "Money, in the currency of the advisor's prices, after which no call begins; null for no "
+        "limit.",
+        gt=0,
+    )
+    calls_per_step: int = setting(
+        1, "Most calls in one step of all environments: the states of highest beta.", ge=1
+    )
+    cooldown: int = setting(0, "Steps between two calls.", ge=0)
+    cooldown_after_success: int = setting(
+        0, "Steps without a call after an episode succeeded.", ge=0
+    )
+    min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.")
+    always: bool = setting(
+        True,
+        "`true`: every state whose answer is not cached may be asked about; `false`: only where "
+        "one of the triggers that follow is due.",
+    )
+    after_reset: bool = setting(True, "Trigger: a new episode.")
+    no_reward_steps: int | None = setting(
+        50, "Trigger: so many steps of one environment without reward; null for never.", gt=0
+    )
+    novelty: float | None = setting(
+        None,
+        "Trigger: the n-th visit to a state, while 1/sqrt(n) is above this; null for never.",
+        ge=0,
+        lt=1,
+    )
+    td_spike: float | None = setting(
+        None,
+        "Trigger: a TD error so many standard deviations above its average, until it is below "
+        "`td_spike_low`; null for never.",
+        gt=0,
+    )
+    td_spike_low: float = setting(1.0, "Where the trigger `td_spike` ends.")
+    cache_size: int = setting(
+        100_000, "Answers kept in memory; the least recently used goes first.", ge=1
+    )
+    ttl_steps: int | None = setting(
+        None, "Steps after which an answer expires; null for never.", gt=0
+    )
+    coarse: bool = setting(
+        True,
+        "`true`: where a state is unknown, advice for one of the same abstract state serves (in "
+        "MiniGrid: what is carried, what is ahead, where things lie by side and distance).",
+    )
+    coarse_votes: int | None = setting(
+        5,
+        "Answers that are averaged for an abstract state, so that the others outvote a wrong one. "
+        "null lets the latest serve, and a state's own answer go before it.",
+        gt=0,
+    )
+    vote_visits: int = setting(
+        8,
+        "Visits to an abstract state before its second answer, doubled for each further one.",
+        ge=1,
+    )
+    refute: bool = setting(
+        True,
+        "No-op filter: advice whose action, taken, changed nothing and gained nothing does not "
+        "serve that state any more.",
+    )
+    radius: float | None = setting(
+        None,
+        "Distance within which the nearest known `latent_key` lends its advice; null for exact "
+        "states only.",
+        gt=0,
+    )
+    latent_key: str = setting("observation", "Vector that `radius` is measured on.")
+    store: str | None = setting(
+        None,
+        "SQLite file that keeps answers and ledger over crashes and shares them between runs on "
+        "this machine; null for memory and checkpoints only.",
+    )
+    ledger: str = setting(
+        "default", "Ledger in the store: runs with the same one share one budget."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values and combinations."""
+        super().__post_init__()
+        low = self.td_spike is None or self.td_spike_low < self.td_spike
+        self.require(low, "td_spike_low", f"it must be below td_spike={self.td_spike}")
+        for name in ("novelty", "td_spike"):
+            rule = "with always=true every state may be asked about already: set always=false"
+            self.require(not self.always or getattr(self, name) is None, name, rule)
+        rule = "there are no abstract states with coarse=false: set coarse_votes=null too"
+        self.require(self.coarse_votes is None or self.coarse, "coarse_votes", rule)
+        self.require(self.ledger != "", "ledger", "it needs a name")
+
+
+@dataclass
+class GateConfig(Settings):
+    """How much advice is let through: beta = beta_max * sigmoid(kappa * (u - tau))."""
+
+    prefix: ClassVar[str] = "lore.gate"
+
+    beta_max: float = setting(1.0, "Largest weight of the advice; 0 switches it off.", ge=0)
+    kappa: float = setting(10.0, "Steepness of the sigmoid.", gt=0)
+    tau: float = setting(0.5, "Uncertainty u, 0 to 1, at which half of beta_max is let through.")
+    entropy_weight: float = setting(0.7, "Weight of the policy's normalized entropy in u.", ge=0)
+    value_weight: float = setting(0.3, "Weight of the critic's variance in u.", ge=0)
+    disagreement_weight: float = setting(
+        0.0, "Weight of the disagreement of one-step predictors of the latent state in u.", ge=0
+    )
+    value_source: str = setting(
+        "two_hot",
+        "`two_hot`: variance of the critic's own distribution; `ensemble`: of an ensemble of "
+        "critics.",
+        among=("two_hot", "ensemble"),
+    )
+    hysteresis: list[float] | None = setting(
+        None, "[low, high]: the gate opens at high and shuts below low; null for neither."
+    )
+    warmup_steps: int = setting(
+        0, "Policy calls (steps_per_batch / num_envs a batch) over which beta grows from 0.", ge=0
+    )
+    dropout: float = setting(0.0, "Probability that a step goes without advice.", ge=0, lt=1)
+    scale_decay: float = setting(
+        0.995,
+        "Forgetting of the scale by which the critic's variance is divided, at each policy call.",
+        gt=0,
+        le=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        super().__post_init__()
+        pair = self.hysteresis is None or len(self.hysteresis) == 2
+        self.require(pair, "hysteresis", "it must be null or [low, high]")
+
+
+@dataclass
+class TemperatureConfig(Settings):
+    """Temperature by which the advisor's logits are divided."""
+
+    prefix: ClassVar[str] = "lore.temperature"
+
+    minimum: float = setting(0.5, "Lower bound.", gt=0)
+    maximum: float = setting(2.0, "Upper bound.", gt=0)
+    init: float = setting(1.0, "First temperature.", gt=0)
+    rate: float = setting(
+        0.0,
+        "Share of the new estimate at each update, in log space; 0 holds the temperature at init.",
+        ge=0,
+        le=1,
+    )
+
+
+@dataclass
+class MixerConfig(Settings):
+    """How advice is added to the policy."""
+
+    prefix: ClassVar[str] = "lore.mixer"
+
+    max_kl: float = setting(
+        1.0, "Bound on KL(mixed policy || policy) in nats; .inf for none.", ge=0
+    )
+    mode: str = setting(
+        "logit",
+        "`logit`: add advice to the logits; `probability`: mix the two distributions.",
+        among=("logit", "probability"),
+    )
+    min_scale: float = setting(
+        0.3,
+        "Continuous actions only: scale of advice that names one action, before the policy's tanh.",
+        gt=0,
+    )
+
+
+@dataclass
+class LossConfig(Settings):
+    """What the policy learns on real states."""
+
+    prefix: ClassVar[str] = "lore.loss"
+
+    imitation_weight: float = setting(
+        1.0,
+        "Weight of imitating executed steps that returned more than the critic expected; 0 learns "
+        "from advice whatever it returned, as in the paper.",
+        ge=0,
+    )
+    imitation_threshold: float = setting(
+        0.05,
+        "A step is imitated if its episode returned so much more than expected, as a share of the "
+        "span of returns.",
+        ge=0,
+    )
+    prior_weight: float = setting(
+        0.0,
+        "Weight of the KL between prior and policy, on imitated steps that took the advice.",
+        ge=0,
+    )
+    prior_kl: str = setting(
+        "prior_to_policy",
+        "`prior_to_policy`: KL(prior || policy); `policy_to_prior`: KL(policy || prior).",
+        among=("prior_to_policy", "policy_to_prior"),
+    )
+    gated: bool = setting(
+        True, "`true` scales that KL by the gate: where the agent is certain it is not pulled."
+    )
+    bonus_weight: float = setting(0.0, "Weight of the expected log-prior under the policy.", ge=0)
+    distillation_weight: float = setting(
+        0.0,
+        "Weight of KL(mixed policy || policy), which distills the mixture into the policy.",
+        ge=0,
+    )
+    multiplier_lr: float = setting(
+        0.0,
+        "Step of the Lagrange multiplier at each update; 0 switches the constraint off.",
+        ge=0,
+    )
+    multiplier_max: float = setting(0.1, "Largest multiplier.", ge=0)
+    multiplier_init: float = setting(0.0, "First multiplier.", ge=0)
+    delta: float = setting(
+        0.1, "Bound on KL(mixed policy || policy) that the multiplier enforces, nats.", ge=0
+    )
+    delta_end: float | None = setting(
+        None, "Bound after delta_steps updates; null keeps delta.", ge=0
+    )
+    delta_steps: int = setting(0, "Updates over which delta becomes delta_end.", ge=0)
+    beta_imagine_max: float = setting(
+        0.0, "Largest weight of PriorNet's advice in imagination.", ge=0
+    )
+
+
+@dataclass
+class DisagreementConfig(Settings):
+    """Ensemble of one-step predictors; built where gate.disagreement_weight is positive."""
+
+    prefix: ClassVar[str] = "lore.disagreement"
+
+    num_members: int = setting(5, "Members; a variance needs two.", ge=2)
+    hidden_dim: int = setting(64, "Width of the hidden layers.", ge=1)
+    depth: int = setting(2, "Hidden layers.", ge=1)
+
+
+@dataclass
+class ValueEnsembleConfig(Settings):
+    """Ensemble of critics; built where gate.value_source is ensemble."""
+
+    prefix: ClassVar[str] = "lore.value_ensemble"
+
+    num_members: int = setting(5, "Members; a variance needs two.", ge=2)
+    hidden_dim: int = setting(64, "Width of the hidden layers.", ge=1)
+    depth: int = setting(2, "Hidden layers.", ge=1)
+    prior_scale: float = setting(
+        1.0, "Scale of the fixed random functions added to the members.", ge=0
+    )
+
+
+@dataclass
+class PriorNetConfig(Settings):
+    """Network that learns the advisor's answers: the fallback where none was bought."""
+
+    prefix: ClassVar[str] = "lore.prior_net"
+
+    enabled: bool = setting(False, "Whether there is one.")
+    depth: int = setting(2, "Hidden layers.", ge=1)
+    num_cells: int = setting(64, "Width of the hidden layers.", ge=1)
+    threshold: float = setting(0.7, "Least confidence at which it is used.", ge=0, le=1)
+
+
+@dataclass
+class BanditConfig(Settings):
+    """Whether advice acts is drawn for each segment, with the probability that it helps."""
+
+    prefix: ClassVar[str] = "lore.bandit"
+
+    enabled: bool = setting(True, "`false` lets advice act everywhere.")
+    segment_steps: int | None = setting(
+        128, "Longest segment of an episode, environment steps; null for whole episodes.", ge=1
+    )
+    gain: float = setting(
+        0.5, "Share of the gap to the best return that useful advice closes.", gt=0, lt=1
+    )
+    floor: float = setting(0.05, "Least probability; one minus it is the largest.", gt=0, lt=0.5)
+    decay: float = setting(
+        0.9, "Forgetting of what unadvised segments returned, at each of them.", gt=0, le=1
+    )
+
+
+@dataclass
+class EpsilonConfig(Settings):
+    """Random valid actions on top, continuous ones evenly within their bounds."""
+
+    prefix: ClassVar[str] = "lore.epsilon"
+
+    eps_init: float = setting(0.0, "First epsilon; 0 switches it off.", ge=0, le=1)
+    eps_end: float = setting(0.0, "Last epsilon.", ge=0, le=1)
+    annealing_num_steps: int = setting(10_000, "Environment steps between the two.", ge=1)
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        super().__post_init__()
+        rule = f"it must be at most eps_init={self.eps_init}"
+        self.require(self.eps_end <= self.eps_init, "eps_end", rule)
+
+
+@dataclass
+class LoReConfig(Settings):
+    """Everything that LoRe adds to stock DreamerV3."""
+
+    prefix: ClassVar[str] = "lore"
+
+    enabled: bool = setting(True, "`false` is stock DreamerV3, the baseline: nothing is built.")
+    compile_decision: bool = setting(
+        False,
+        "`true` compiles the acting policy's gate and mixer (15 s once; gains in long runs).",
+    )
+    imitation_ratio: int = setting(
+        2,
+        "Imitated steps for each record of the batch, drawn from all of replay; 0 imitates the "
+        "batch itself.",
+        ge=0,
+    )
+    calls: CallsConfig = setting(CallsConfig, "")
+    gate: GateConfig = setting(GateConfig, "")
+    temperature: TemperatureConfig = setting(TemperatureConfig, "")
+    mixer: MixerConfig = setting(MixerConfig, "")
+    loss: LossConfig = setting(LossConfig, "")
+    disagreement: DisagreementConfig = setting(DisagreementConfig, "")
+    value_ensemble: ValueEnsembleConfig = setting(ValueEnsembleConfig, "")
+    prior_net: PriorNetConfig = setting(PriorNetConfig, "")
+    bandit: BanditConfig = setting(BanditConfig, "")
+    epsilon: EpsilonConfig = setting(EpsilonConfig, "")

@@ -1,0 +1,79 @@
+"""The roots of the scripts that are not a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lore_torchrl.configs.setting import Settings, setting
+
+
+@dataclass
+class StudyConfig(Settings):
+    """The root of ``examples/study.py``: methods x experiments x seeds."""
+
+    name: str = setting("study", "Name of the study.")
+    experiments: list[str] = setting(lambda: ["doorkey5x5"], "Files of configs/experiment.")
+    methods: dict[str, list[str]] = setting(dict, "Hydra overrides of each method by its name.")
+    baseline: str = setting("stock", "The method that the others are compared with.")
+    metric: str = setting(
+        "eval/success",
+        "What methods are compared by, higher is better: eval/success, eval/return, "
+        "eval/crafter/score, ...",
+    )
+    seeds: int = setting(5, "Seeds 0 to seeds - 1 of every method on every experiment.", ge=1)
+    overrides: list[str] = setting(list, "Hydra overrides for every run.")
+    jobs: int = setting(2, "Runs side by side on this machine, one CPU thread each.", ge=1)
+    retry: bool = setting(
+        False, "`true` runs once more what has failed before; otherwise it is named and left."
+    )
+    cell: int | None = setting(
+        None, "One cell of the grid, by its number, and no report: for Hydra's launchers."
+    )
+    output: str = setting(
+        "outputs/study", "Where runs and report go; what is finished there is kept."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values and combinations."""
+        super().__post_init__()
+        for name in ("experiments", "methods"):
+            self.require(len(getattr(self, name)) > 0, name, "name at least one")
+        rule = f"it must be one of the methods, {list(self.methods)}"
+        self.require(self.baseline in self.methods, "baseline", rule)
+        cells = len(self.experiments) * len(self.methods) * self.seeds
+        rule = f"this study has the cells 0 to {cells - 1}, or null for all"
+        self.require(self.cell is None or 0 <= self.cell < cells, "cell", rule)
+
+
+@dataclass
+class InspectConfig(Settings):
+    """The root of the inspector: episodes of a checkpoint, step by step."""
+
+    checkpoint: str = setting("???", "Run folder, its checkpoints folder, or one checkpoint.")
+    episodes: int = setting(3, "Held-out episodes to play.", ge=1)
+    calls: int = setting(
+        0, "New questions to the run's advisor, at most; 0 shows what is known already.", ge=0
+    )
+    coefficient: float | None = setting(
+        None,
+        "Mixing coefficient, 0 to 1; 0 shows the advice and acts without it; null lets the bandit "
+        "draw, as in training.",
+    )
+    seed: int | None = setting(None, "Seed of rooms and draws; null is the run's own.")
+    deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
+    max_steps: int | None = setting(
+        None, "Cut episodes after so many steps; null plays them to their end.", ge=1
+    )
+    trust: list[str] = setting(
+        list,
+        "What the checkpoint may name besides this package's environments and advisors, exactly "
+        "as it names them: import paths, such as [my_room.MyRoom], since an import runs code; and "
+        "with calls the server, the variable of the key and the local model.",
+    )
+    video: str | None = setting(
+        "gif",
+        "Kind of video: gif, mp4 (needs lore-torchrl[video]), or null for none.",
+        among=("gif", "mp4"),
+    )
+    steps_per_s: float = setting(3.0, "Steps shown in a second of it.", gt=0)
+    output: str = setting("outputs/inspect", "Where videos, sheets and the page go.")
