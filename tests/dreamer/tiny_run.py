@@ -18,7 +18,7 @@ from lore_torchrl.configs import (
     TrainConfig,
 )
 from lore_torchrl.configs.parts import BanditConfig
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 DREAMER = DreamerConfig(
     hidden_dim=16,
