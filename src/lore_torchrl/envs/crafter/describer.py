@@ -28,7 +28,6 @@ from lore_torchrl.envs.crafter.rules import (
     VIEW,
     WALKABLE,
     Situation,
-    covers,
     crafter,
     things_around,
 )
@@ -83,27 +82,26 @@ class CrafterDescriber(MemorylessDescriber):
         missing = {thing for rule in tools.values() for thing in rule["nearby"]} - in_view
         missing |= {thing for thing in PLACE if f"place_{thing}" not in unlocked}
         takes = _takes(tools, missing)
-        able = [thing for thing in PLACE if thing in missing and covers(held, PLACE[thing]["uses"])]
         # "!" marks what leaves enough for the tool, and a tool that can be made on the spot.
         able = [
-            thing + "!" * all(held[item] >= takes[item] for item in PLACE[thing]["uses"])
-            for thing in able
+            thing + "!" * all(held[item] >= takes[item] for item in rule["uses"])
+            for thing, rule in PLACE.items()
+            if thing in missing and here.has(rule["uses"])
         ]
-        wanted = _wanted(held, unlocked, takes)
+        wanted = _wanted(here, takes)
         for tool, rule in tools.items():
-            if covers(held, rule["uses"]):
+            if here.has(rule["uses"]):
                 able.append(tool + "!" * near.issuperset(rule["nearby"]))
                 wanted |= {*rule["nearby"]} - near
         if "wake_up" not in unlocked and held["energy"] < 9:
             able.append("sleep")
-        found = np.argwhere(np.isin(view, [CODE[kind] for kind in wanted - {"grass"}]))
-        nearest = ""
+        nearest, found = "", np.array(here.cells(*wanted - {"grass"}))
         if len(found):
             offsets = found - CENTER
             distances = np.abs(offsets).sum(1)
             index = int(distances.argmin())
             side = "".join(str(sign) for sign in np.sign(offsets[index]))
-            nearest = f"{CODES[view[tuple(found[index])]]} {side} {int(distances[index] == 1)}"
+            nearest = f"{here.at(tuple(found[index]))} {side} {int(distances[index] == 1)}"
         ahead = here.ahead
         if ahead not in wanted and ahead != "lava":
             ahead = "free" if ahead in WALKABLE else "blocked"
@@ -168,19 +166,16 @@ def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:
     return takes
 
 
-def _wanted(
-    held: Mapping[str, int], unlocked: frozenset[str], takes: Mapping[str, int]
-) -> set[str]:
+def _wanted(here: Situation, takes: Mapping[str, int]) -> set[str]:
     """Return the kinds of thing that are of use now, and those to beware of."""
-    wanted = {*_ENEMIES}
+    wanted, held = {*_ENEMIES}, here.inventory
     for kind, rule in COLLECT.items():
-        if covers(held, rule["require"]):
-            for item in rule["receive"]:
-                lacking = held[item] <= LOW[item] if item in LOW else held[item] < takes[item]
-                if lacking or f"collect_{item}" not in unlocked:
-                    wanted.add(kind)
+        for item in rule["receive"] if here.has(rule["require"]) else ():
+            lacking = held[item] <= LOW[item] if item in LOW else held[item] < takes[item]
+            if lacking or f"collect_{item}" not in here.unlocked:
+                wanted.add(kind)
     for kind, achievement in _FOOD.items():
-        if held["food"] <= LOW["food"] or achievement not in unlocked:
+        if held["food"] <= LOW["food"] or achievement not in here.unlocked:
             wanted.add(kind)
     return wanted
 

@@ -11,7 +11,6 @@ import numpy as np
 from lore_torchrl.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
-    CENTER,
     CODES,
     DIRECTIONS,
     ITEMS,
@@ -20,10 +19,8 @@ from lore_torchrl.envs.crafter.rules import (
     PLACE,
     RIPE,
     VIEW,
-    covers,
+    Situation,
     crafter,
-    step,
-    things_around,
 )
 from lore_torchrl.envs.gym_adapter import gym
 
@@ -207,13 +204,8 @@ class CrafterEnv(gym.Env):
         daylight = float(np.clip(self.game.world.daylight, 0.0, 1.0))
         stance = np.array([facing, player.sleeping, round(100 * daylight)], dtype=np.uint8)
         unlocked = np.array([player.achievements[name] > 0 for name in ACHIEVEMENTS])
-        seen = {
-            "view": view,
-            "inventory": inventory,
-            "stance": stance,
-            "achievements": unlocked,
-            "action_mask": self._action_mask(inventory, view, facing),
-        }
+        seen = {"view": view, "inventory": inventory, "stance": stance, "achievements": unlocked}
+        seen["action_mask"] = _action_mask(Situation.read(seen))
         if self.symbolic:
             vector = np.zeros(_VECTOR, dtype=np.float32)
             cells = view.size * len(CODES)
@@ -226,21 +218,17 @@ class CrafterEnv(gym.Env):
             seen["frame"] = np.ascontiguousarray(frame.transpose(2, 0, 1))
         return seen
 
-    def _action_mask(self, inventory: np.ndarray, view: np.ndarray, facing: int) -> np.ndarray:
-        """Tell by inventory and neighborhood what can have an effect, bool ``[17]``."""
-        held = dict(zip(ITEMS, inventory.tolist(), strict=True))
-        ahead, around = CODES[view[step(CENTER, facing)]], things_around(view, CENTER)
-        # Asleep, the game takes every action for sleep until energy is full.
-        awake = not (self.game.player.sleeping and held["energy"] < 9)
-        mask = np.ones(len(ACTIONS), dtype=np.bool_)
-        for index, action in enumerate(ACTIONS):
-            verb, _, name = action.partition("_")
-            if verb == "place":
-                needs, there = PLACE[name]["uses"], ahead in PLACE[name]["where"]
-            elif verb == "make":
-                needs, there = MAKE[name]["uses"], around.issuperset(MAKE[name]["nearby"])
-            else:
-                continue
-            mask[index] = awake and there and covers(held, needs)
-        mask[ACTIONS.index("sleep")] = held["energy"] < 9
-        return mask
+
+def _action_mask(here: Situation) -> np.ndarray:
+    """Tell by inventory and neighborhood what can have an effect, bool ``[17]``."""
+    mask = np.ones(len(ACTIONS), dtype=np.bool_)
+    for index, action in enumerate(ACTIONS):
+        verb, _, name = action.partition("_")
+        if verb in ("place", "make"):
+            rule = PLACE[name] if verb == "place" else MAKE[name]
+            there = here.ahead in rule["where"] if verb == "place" else here.beside(rule["nearby"])
+            # Asleep, the game takes every action for sleep until energy is full.
+            awake = not here.asleep or here.inventory["energy"] >= 9
+            mask[index] = there and awake and here.has(rule["uses"])
+    mask[ACTIONS.index("sleep")] = here.inventory["energy"] < 9
+    return mask

@@ -62,11 +62,8 @@ def _wishes(here: Situation) -> Iterator[str]:
 def _danger(here: Situation) -> Iterator[str | None]:
     for enemy in here.cells("zombie", "skeleton"):
         if _distance(enemy) == 1:
-            yield (
-                _flee(here, enemy)
-                if here.inventory["health"] <= LOW["health"]
-                else _use(here, [enemy])
-            )
+            weak = here.inventory["health"] <= LOW["health"]
+            yield _flee(here, enemy) if weak else _use(here, [enemy])
 
 
 def _needs(here: Situation) -> Iterator[str | None]:
@@ -83,18 +80,12 @@ def _easy(here: Situation) -> Iterator[str | None]:
     def missing(name: str) -> bool:
         return name not in here.unlocked
 
-    for name, kind in (
-        ("collect_drink", "water"),
-        ("eat_cow", "cow"),
-        ("eat_plant", "ripe plant"),
-    ):
+    easy = {"collect_drink": "water", "eat_cow": "cow", "eat_plant": "ripe plant"}
+    for name, kind in easy.items():
         if missing(name):
             yield _use(here, here.cells(kind))
-    if (
-        missing("place_plant")
-        and here.inventory["sapling"]
-        and here.ahead in PLACE["plant"]["where"]
-    ):
+    rule = PLACE["plant"]
+    if missing("place_plant") and here.has(rule["uses"]) and here.ahead in rule["where"]:
         yield "place_plant"
     if missing("collect_sapling") and here.ahead == "grass":
         yield "do"

@@ -51,11 +51,6 @@ def step(cell: Cell, direction: int) -> Cell:
     return cell[0] + DIRECTIONS[direction][0], cell[1] + DIRECTIONS[direction][1]
 
 
-def covers(held: Mapping[str, int], items: Mapping[str, int]) -> bool:
-    """Return whether what is held covers what a rule asks for, item by item."""
-    return all(held[item] >= count for item, count in items.items())
-
-
 def things_around(view: np.ndarray, cell: Cell) -> set[str]:
     """Return what the game takes to be near a cell: nothing at the world's left and upper edge.
 
@@ -127,4 +122,4 @@ class Situation:
 
     def has(self, items: Mapping[str, int]) -> bool:
         """Return whether the inventory covers what a rule asks for."""
-        return covers(self.inventory, items)
+        return all(self.inventory[item] >= count for item, count in items.items())
