@@ -66,12 +66,15 @@ class FinancialRegimes:
 
     Keyword Args:
         max_steps: Days of an episode; ``None`` for TorchRL's own, 252. Default: ``None``.
+        window: Prices that are seen, at least 6. Default: ``20``.
         regimes: As of :class:`RegimeSwitchingEnv`; ``None`` for :data:`REGIMES`.
             Default: ``None``.
+        regime_days: As of :class:`RegimeSwitchingEnv`. Default: ``60.0``.
+        cost: Cost of a trade, as a share. Default: ``0.001``.
+        initial_price: Price before the first window. Default: ``1.0``.
         calm_confidence: As of :class:`MomentumPlanner`. The weight of advice is ``beta`` times
             confidence, so that with 0.25 advice weighs four times as much in a turbulent market
             as in a calm one. Default: ``1.0``, the same in all.
-        window, regime_days, cost, initial_price: As of :class:`RegimeSwitchingEnv`.
 
     Raises:
         ValueError: If a setting is out of range.

@@ -169,8 +169,11 @@ class Snake(GymAdapter):
 
     Keyword Args:
         max_steps: Step limit of an episode; ``None`` for 100. Default: ``None``.
-        size, apples, poison, enemy: As of :class:`SnakeEnv`. An episode succeeds when all
-            ``apples`` are eaten; with ``poison``, at the step limit if none was.
+        size: Cells of a side. Default: ``7``.
+        apples: Apples that end an episode in success. Default: ``3``.
+        poison: Whether apples are bad; success is then to live to the step limit without
+            eating one. Default: ``False``.
+        enemy: Whether there is another snake. Default: ``True``.
     """
 
     def __init__(
