@@ -75,7 +75,7 @@ def fingerprints() -> list[str]:
     for name, make in ADAPTERS.items():
         torch.manual_seed(0)
         env = make().make_env(num_envs=2, seed=3)
-        rollout = env.rollout(120 if name == "crafter" else 40, break_when_any_done=False)
+        rollout = env.rollout(200 if name == "crafter" else 40, break_when_any_done=False)
         close_env(env)
         digest = hashlib.sha256()
         for key in ("observation", "success", "action", ("next", "reward"), ("next", "done")):
@@ -227,7 +227,7 @@ def test_impossible_snakes(settings, message):
 )
 def test_a_whole_run_and_pictures_of_it(name, tmp_path):
     path = f"lore_torchrl.envs.{name}"
-    env = EnvConfig(family=path, id="FrozenLake-v1", num_envs=2, max_steps=10)
+    env = EnvConfig(family=path, id="FrozenLake-v1", num_envs=2, max_steps=20)
     config = tiny_config(tmp_path / "run", total_steps=112, env=env, checkpoint_interval=112)
     config.lore.calls.budget = 20
     summary = train(config)

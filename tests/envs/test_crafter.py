@@ -377,7 +377,7 @@ def test_a_whole_run(observe, tmp_path):
         family="lore_torchrl.envs.crafter.Crafter",
         id="Crafter",
         num_envs=2,
-        max_steps=8,
+        max_steps=24,
         options=options,
     )
     config = tiny_config(

@@ -232,8 +232,8 @@ class TestCheck:
 
 def config(folder, **lore):
     env = EnvConfig(family=FAMILY, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
-    env.max_steps = 10
-    return tiny_config(folder, env=env, total_steps=112, lore=LoReConfig(**lore))
+    env.max_steps = 20
+    return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**lore))
 
 
 def test_a_whole_run_with_advice(tmp_path):
@@ -266,10 +266,10 @@ def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_pa
     made = config(tmp_path, bandit=BanditConfig(enabled=False))
     made.checkpoint_interval, made.lore.calls.mode = 64, "async"
     summary = train(made)
-    resumed = train(replace(made, total_steps=128, resume=str(tmp_path)))
+    resumed = train(replace(made, total_steps=176, resume=str(tmp_path)))
     assert resumed["advice/calls"] >= summary["advice/calls"] > 0
     steps = [row["step"] for row in read_metrics(tmp_path)]
-    assert steps[-1] == 128 and steps == sorted(steps)
+    assert steps[-1] == 176 and steps == sorted(steps)
 
 
 def test_a_whole_run_with_disagreement(tmp_path):
