@@ -29,8 +29,7 @@ from lore_torchrl.configs import (
     TrainConfig,
 )
 from lore_torchrl.dreamer.run import build_run
-from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid import MiniGridDescriber, MiniGridPlanner
 from lore_torchrl.experiments import bootstrap_interval
 
 VARIANTS = {

@@ -18,7 +18,7 @@ import json
 import gymnasium as gym
 import numpy as np
 
-from lore_torchrl.envs.family import row_seed
+from lore_torchrl.envs.batch import row_seed
 from lore_torchrl.envs.minigrid import MiniGrid
 
 ROOMS = (

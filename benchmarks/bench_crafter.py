@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torchrl.envs import EnvBase
 
+from lore_torchrl.envs.batch import close_env
 from lore_torchrl.envs.crafter import Crafter, CrafterEnv
-from lore_torchrl.envs.crafter_rules import ACTIONS, crafter
-from lore_torchrl.envs.family import close_env
+from lore_torchrl.envs.crafter.rules import ACTIONS, crafter
 from lore_torchrl.experiments import paired_ratios
 
 TARGET = 0.8

@@ -20,9 +20,9 @@ import json
 import numpy as np
 
 from bench_classes import sharing
+from lore_torchrl.envs.batch import row_seed
 from lore_torchrl.envs.crafter import Crafter
-from lore_torchrl.envs.crafter_rules import ACTIONS
-from lore_torchrl.envs.family import row_seed
+from lore_torchrl.envs.crafter.rules import ACTIONS
 from lore_torchrl.experiments import bootstrap_interval
 
 

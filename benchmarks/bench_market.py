@@ -22,10 +22,14 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import FinancialRegimeEnv
 
-from lore_torchrl.envs.family import close_env
-from lore_torchrl.envs.finance import FinancialRegimes
-from lore_torchrl.envs.finance_advice import ACTIONS, MarketDescriber, MomentumPlanner
-from lore_torchrl.envs.finance_view import STATE
+from lore_torchrl.envs.batch import close_env
+from lore_torchrl.envs.finance import (
+    ACTIONS,
+    STATE,
+    FinancialRegimes,
+    MarketDescriber,
+    MomentumPlanner,
+)
 from lore_torchrl.experiments import bootstrap_interval
 
 BUY, SELL = ACTIONS.index("buy"), ACTIONS.index("sell")

@@ -21,8 +21,7 @@ from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.acting import family_of
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.dreamer.secrets import hide_secrets
-from lore_torchrl.envs.family import planner_of
-from lore_torchrl.envs.situation import sample_request
+from lore_torchrl.envs.adapter import planner_of, sample_request
 
 register_configs()
 

@@ -8,7 +8,8 @@ import numpy as np
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.configs import EnvConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
-from lore_torchrl.envs.gym_batch import GymFamily
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.gym_adapter import GymAdapter
 
 SWITCHES = 6
 
@@ -40,11 +41,9 @@ class Lock(gym.Env):
         return np.full((32, 32, 3), 255 * self.pressed // SWITCHES, dtype=np.uint8)
 
 
-class LockDescriber:
+class LockDescriber(MemorylessDescriber):
     in_keys = ("observation",)
     actions = tuple(f"switch {number}" for number in range(SWITCHES))
-
-    def observe(self, row, observation, action, *, reset): ...
 
     def cache_key(self, row, observation):
         return str(observation["observation"].argmax())
@@ -56,7 +55,7 @@ class LockDescriber:
         return AdviceRequest(f"{key} of {SWITCHES} switches are down.", self.actions, key)
 
 
-class LockFamily(GymFamily):
+class LockAdapter(GymAdapter):
     def __init__(self, env_id, *, max_steps=None):
         self.max_steps = 60 if max_steps is None else max_steps
 
@@ -74,6 +73,6 @@ class NextSwitch:
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    env = EnvConfig(family="custom_env.LockFamily", id="Lock")
+    env = EnvConfig(family="custom_env.LockAdapter", id="Lock")
     config = TrainConfig(env=env, total_steps=steps, output_dir="outputs/custom_env")
     print(f"held-out success {train(config, advisor=NextSwitch())['eval/success']:.2f}")

@@ -37,15 +37,13 @@ from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
-from lore_torchrl.envs.minigrid import make_env
-from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
 
 
 def main(lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     """Train for some steps and return the last losses."""
     torch.manual_seed(0)
-    env = make_env("MiniGrid-DoorKey-5x5-v0", num_envs=4)
+    env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=4, seed=0)
     sizes = DreamerConfig()
     agent = build_agent(  # your networks
         sizes,

@@ -26,7 +26,7 @@ from lore_torchrl.configs import (  # noqa: E402
 )
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
-from lore_torchrl.envs.crafter_rules import ACHIEVEMENTS  # noqa: E402
+from lore_torchrl.envs.crafter.rules import ACHIEVEMENTS  # noqa: E402
 
 
 def documented() -> list[tuple[list[str], str, str]]:

@@ -354,7 +354,7 @@ def test_every_field_of_a_file_has_its_comment(name):
 def test_build_advisor_hands_planner_and_seed_to_nested_classes():
     pytest.importorskip("hydra")
     from lore_torchrl.dreamer.advice import build_advisor
-    from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+    from lore_torchrl.envs.minigrid import MiniGridPlanner
 
     config = compose("advisor=stale", "advisor@advisor.advisor=truncated")
     first, again, other = (

@@ -732,12 +732,11 @@ def test_states_without_an_answer_are_counted_and_masked(tmp_path):
 
 def test_the_transform_tells_the_abstract_state(tmp_path):
     pytest.importorskip("minigrid")
-    from lore_torchrl.envs.minigrid import make_env
-    from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+    from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber
     from lore_torchrl.transforms import AdviceTransform
 
     describer = MiniGridDescriber()
-    env = make_env("MiniGrid-DoorKey-8x8-v0", num_envs=4, seed=1)
+    env = MiniGrid("MiniGrid-DoorKey-8x8-v0").make_env(num_envs=4, seed=1)
     td = env.reset()
     states = {
         describer.coarse_key(
@@ -756,7 +755,7 @@ def test_the_transform_tells_the_abstract_state(tmp_path):
     policy = CallPolicy(budget, calls_per_step=4)
     with AdviceService(advisor, budget=budget, policy=policy) as service:
         transform = AdviceTransform(service, describer, require_key=None)
-        td = make_env("MiniGrid-DoorKey-8x8-v0", num_envs=4, seed=1)
+        td = MiniGrid("MiniGrid-DoorKey-8x8-v0").make_env(num_envs=4, seed=1)
         td = td.append_transform(transform).reset()
     assert td["llm_mask"].all() and (td["llm_prior_logits"][:, 0] == 5).all()
 
@@ -814,14 +813,13 @@ def test_bad_lines_are_named(tmp_path, line):
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not on this machine")
 def test_the_shared_recording_answers_the_describers_requests():
     pytest.importorskip("minigrid")
-    from lore_torchrl.envs.minigrid import make_env
-    from lore_torchrl.envs.minigrid_describe import MiniGridDescriber
+    from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber
 
     advisor = RecordedAdvisor(SHARED, missing="mask")
     assert len(advisor) == 215
     for memory in (False, True):
         describer = MiniGridDescriber(memory=memory)
-        td = make_env("MiniGrid-DoorKey-5x5-v0", num_envs=8, seed=1).reset()
+        td = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=8, seed=1).reset()
         requests = []
         for row in range(8):
             seen = {

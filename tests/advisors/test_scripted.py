@@ -9,7 +9,7 @@ from lore_torchrl.advisors import scripted
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import NotFiniteError
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.envs.finance_advice import MomentumPlanner
+from lore_torchrl.envs.finance import MomentumPlanner
 
 REQUEST = AdviceRequest("text", ("a", "b", "c", "d"), "key")
 

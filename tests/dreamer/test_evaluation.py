@@ -40,7 +40,7 @@ def test_evaluation_leaves_the_number_of_threads(tmp_path):
 
 
 def test_held_out_episodes_are_those_of_the_evaluation_seeds(tmp_path):
-    from lore_torchrl.envs.family import row_seed
+    from lore_torchrl.envs.batch import row_seed
 
     config = tiny_config(tmp_path)
     training = {row_seed(seed, row) for seed in range(50) for row in range(config.env.num_envs)}

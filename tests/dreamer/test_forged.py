@@ -92,7 +92,7 @@ def set_advisor(settings):
     [
         (set_family("torch.hub.load"), "torch.hub.load"),
         # Of this package, and yet code of another.
-        (set_family("lore_torchrl.envs.family.import_module"), "import_module"),
+        (set_family("lore_torchrl.envs.adapter.import_module"), "import_module"),
         (set_family("lore_torchrl.dreamer.run.train"), "lore_torchrl.dreamer.run.train"),
         (set_advisor({"_target_": "logging.FileHandler", "filename": "marker"}), "FileHandler"),
         (set_advisor({"_target_": "lore_torchrl.advisors.secret.os.mkdir"}), "secret.os.mkdir"),

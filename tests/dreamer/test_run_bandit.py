@@ -24,7 +24,7 @@ from lore_torchrl.configs import (
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 EVERYTHING = LoReConfig(
     gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),

@@ -14,9 +14,8 @@ from tiny_run import planner, tiny_config
 from torchrl.testing.mocking_classes import CountingEnv
 
 from lore_torchrl.dreamer.run import build_run, train
-from lore_torchrl.envs.batch import batch_rows
-from lore_torchrl.envs.family import seed_all
-from lore_torchrl.envs.gym_batch import make_row
+from lore_torchrl.envs.batch import batch_rows, seed_all
+from lore_torchrl.envs.gym_adapter import make_row
 
 
 class Drawing:

@@ -18,7 +18,7 @@ from lore_torchrl.configs import (
     LossConfig,
     TrainConfig,
 )
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 DREAMER = DreamerConfig(
     hidden_dim=16,

@@ -12,9 +12,16 @@ from tensordict import TensorDict
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.envs.family import build_family
-from lore_torchrl.envs.finance import REGIMES, FinancialRegimes, RegimeSwitchingEnv
-from lore_torchrl.envs.finance_advice import ACTIONS, Market, MarketDescriber, MomentumPlanner
+from lore_torchrl.envs.adapter import build_adapter
+from lore_torchrl.envs.finance import (
+    ACTIONS,
+    REGIMES,
+    FinancialRegimes,
+    Market,
+    MarketDescriber,
+    MomentumPlanner,
+    RegimeSwitchingEnv,
+)
 from lore_torchrl.modules import LogitMixer
 
 HOLD, BUY, SELL = torch.eye(3, dtype=torch.int64)
@@ -74,8 +81,8 @@ def test_regimes_change_within_an_episode_and_stay_hidden():
 
 
 def test_observation_holds_what_a_trader_sees():
-    family = FinancialRegimes(**SURE, max_steps=4, window=6)
-    env = family.make_env(num_envs=1, seed=0)
+    adapter = FinancialRegimes(**SURE, max_steps=4, window=6)
+    env = adapter.make_env(num_envs=1, seed=0)
     state = env.reset()
     assert state["observation"][0].tolist() == pytest.approx([0.0] * 7 + [0.0, 1.0], abs=1e-4)
     for action in (BUY, HOLD):
@@ -100,8 +107,8 @@ def test_a_row_does_not_depend_on_the_others():
     def buy(tensordict):
         return tensordict.set("action", BUY.expand(*tensordict.shape, 3))
 
-    family = FinancialRegimes(max_steps=10)
-    envs = [family.make_env(num_envs=rows, seed=4) for rows in (1, 3)]
+    adapter = FinancialRegimes(max_steps=10)
+    envs = [adapter.make_env(num_envs=rows, seed=4) for rows in (1, 3)]
     for _ in range(2):
         prices = [env.rollout(12, buy, break_when_any_done=False)["price_history"] for env in envs]
         assert torch.equal(prices[0][0], prices[1][0])
@@ -183,15 +190,15 @@ def test_the_planner_follows_clear_trends_as_far_as_they_pay(mean, held, day, co
 
 def returns_of(rule, *, rows=12, days=100):
     """Return of each held-out episode, percent."""
-    family = FinancialRegimes(max_steps=days)
-    keys = family.make_describer().in_keys
+    adapter = FinancialRegimes(max_steps=days)
+    keys = adapter.make_describer().in_keys
 
     def policy(tensordict):
         seen = {key: tensordict[key].numpy() for key in keys}
         actions = [rule({key: seen[key][row] for key in keys}) for row in range(rows)]
         return tensordict.set("action", torch.eye(3, dtype=torch.int64)[actions])
 
-    env = family.make_env(num_envs=rows, seed=0, evaluation=True)
+    env = adapter.make_env(num_envs=rows, seed=0, evaluation=True)
     return env.rollout(days, policy)["next", "episode_reward"][:, -1, 0]
 
 
@@ -206,9 +213,9 @@ def test_following_the_trend_earns_more_than_chance_and_than_never_trading():
 
 
 def advice(spread, **settings):
-    family = FinancialRegimes(**settings)
-    request = family.make_describer().request(0, observation(wave(0.005, spread)))
-    return asyncio.run(ScriptedAdvisor(family.make_planner(), confidence=0.8).advise([request]))[0]
+    adapter = FinancialRegimes(**settings)
+    request = adapter.make_describer().request(0, observation(wave(0.005, spread)))
+    return asyncio.run(ScriptedAdvisor(adapter.make_planner(), confidence=0.8).advise([request]))[0]
 
 
 def test_advice_weighs_more_in_turbulence_where_that_is_configured():
@@ -265,7 +272,7 @@ def test_impossible_markets(settings, message):
 
 def test_other_questions_are_not_the_planners():
     assert MomentumPlanner()(AdviceRequest("", ACTIONS, "")) is None
-    family = build_family(
+    adapter = build_adapter(
         "lore_torchrl.envs.finance.FinancialRegimes", "x", max_steps=7, options={"window": 9}
     )
-    assert family.settings["max_steps"] == 7 and family.settings["regimes"] == REGIMES
+    assert adapter.settings["max_steps"] == 7 and adapter.settings["regimes"] == REGIMES

@@ -6,15 +6,15 @@ import torch
 
 pytest.importorskip("minigrid")
 
-from minigrid.core.actions import Actions
-from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STATE_TO_IDX
-from torchrl.envs import ParallelEnv, SerialEnv, check_env_specs
+import gymnasium as gym
+from torchrl.envs import ParallelEnv, check_env_specs
 
-from lore_torchrl.envs import minigrid_describe as codes
-from lore_torchrl.envs.family import read_row, row_seed
-from lore_torchrl.envs.family_checks import check_family
-from lore_torchrl.envs.minigrid import MiniGrid, make_env, make_single_env
-from lore_torchrl.envs.minigrid_describe import (
+from lore_torchrl.envs.adapter import read_row, sample_request
+from lore_torchrl.envs.batch import row_seed
+from lore_torchrl.envs.checks import check_adapter
+from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
+from lore_torchrl.envs.minigrid.describer import (
+    ACTIONS,
     BOX,
     DOOR,
     EMPTY,
@@ -22,18 +22,16 @@ from lore_torchrl.envs.minigrid_describe import (
     KEY,
     LOCKED,
     OPEN,
+    UNSEEN,
     WALL,
-    MiniGridDescriber,
 )
-from lore_torchrl.envs.minigrid_features import MISSION_WORDS, mission_features, valid_actions
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
-from lore_torchrl.envs.situation import sample_request
+from lore_torchrl.envs.minigrid.environment import MISSION_WORDS, mission_features, valid_actions
 
 IDS = (
     *("DoorKey-5x5", "DoorKey-16x16", "KeyCorridorS3R1", "MultiRoom-N2-S4", "Unlock", "Empty-8x8"),
     *("UnlockPickup", "ObstructedMaze-1Dlhb", "LavaGapS5", "MemoryS7"),
 )
-# Their missions name colours or kinds.
+# Their missions name colors or kinds.
 VARIES = ("KeyCorridorS3R1", "UnlockPickup", "ObstructedMaze-1Dlhb")
 DOORKEY = "MiniGrid-DoorKey-5x5-v0"
 FETCH = "MiniGrid-Fetch-5x5-N2-v0"
@@ -45,19 +43,19 @@ def gym_envs(env):
 
 
 def test_a_room_with_fewer_actions_has_a_describer_of_them():
-    family = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
-    assert check_family(family, coarse=True).num_actions == 3
-    describer = family.make_describer()
-    request = sample_request(family)
+    adapter = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
+    assert check_adapter(adapter, coarse=True).num_actions == 3
+    describer = adapter.make_describer()
+    request = sample_request(adapter)
     assert request.actions == describer.actions == ("left", "right", "forward")
     assert "- forward" in request.description and "pickup" not in request.description
-    assert len(family.make_planner()(request)) == 3
+    assert len(adapter.make_planner()(request)) == 3
 
 
 def test_a_map_is_not_remembered_where_other_things_move():
-    family = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
+    adapter = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
     with pytest.raises(ValueError, match=r"env\.memory=false"):
-        family.make_describer(memory=True)
+        adapter.make_describer(memory=True)
     assert MiniGrid(DOORKEY).make_describer(memory=True).memory
 
 
@@ -70,21 +68,13 @@ def test_what_done_means_is_in_the_keys():
     env = valid.make_env(num_envs=1, seed=0)
     seen = read_row(env.reset(), 0, ["image", "direction", "mission"])
     env.close()
-    keys = {family.make_describer().coarse_key(0, seen) for family in (silent, valid)}
+    keys = {adapter.make_describer().coarse_key(0, seen) for adapter in (silent, valid)}
     assert len(keys) == 2
 
 
 def test_an_id_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="CartPole-v1 is no environment of MiniGrid"):
-        MiniGrid("CartPole-v1").make_describer()
-
-
-def test_codes_are_minigrids():
-    assert {name: index for index, name in enumerate(codes.OBJECTS)} == OBJECT_TO_IDX
-    assert {name: index for index, name in enumerate(codes.COLORS)} == COLOR_TO_IDX
-    assert {name: index for index, name in enumerate(codes.DOOR_STATES)} == STATE_TO_IDX
-    assert tuple(action.name for action in Actions) == codes.ACTIONS
-    assert [tuple(step) for step in DIR_TO_VEC] == list(codes._STEPS)
+        MiniGrid("CartPole-v1")
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -102,16 +92,9 @@ def test_any_id_rolls_out_with_valid_specs(name):
     assert "mission_bytes" not in td
 
 
-def test_one_env_is_a_batch_of_one_and_a_single_env_has_none():
-    assert make_env(DOORKEY).batch_size == (1,)
-    assert isinstance(make_env(DOORKEY).base_env, SerialEnv)
-    env = make_single_env(DOORKEY)
-    check_env_specs(env)
-    assert env.batch_size == ()
-    assert torch.equal(
-        make_single_env(DOORKEY, seed=5).reset()["image"],
-        make_env(DOORKEY, seed=5).reset()["image"][0],
-    )
+def make_env(env_id, *, num_envs=1, seed=0, evaluation=False, parallel=False, **settings):
+    adapter = MiniGrid(env_id, **settings)
+    return adapter.make_env(num_envs=num_envs, seed=seed, evaluation=evaluation, parallel=parallel)
 
 
 def test_fewer_actions_than_seven():
@@ -187,12 +170,6 @@ def test_missions_follow_their_rows_through_partial_resets():
     assert resets > 2
 
 
-def test_encode_mission_can_be_chosen():
-    assert make_env(FETCH, encode_mission=False).reset()["observation"].shape == (1, 1033)
-    forced = make_env(DOORKEY, encode_mission=True).reset()["observation"]
-    assert forced.shape == (1, 1033 + len(MISSION_WORDS) + 1)
-
-
 def test_observation_is_one_hot_of_the_view():
     env = make_env(DOORKEY, num_envs=2)
     td = env.reset()
@@ -228,7 +205,7 @@ def view(front, held=(EMPTY, 0, 0)):
 )
 def test_action_mask(front, held, expected):
     mask = valid_actions(view(front, held)).tolist()
-    allowed = {name for name, valid in zip(codes.ACTIONS, mask, strict=True) if valid}
+    allowed = {name for name, valid in zip(ACTIONS, mask, strict=True) if valid}
     assert allowed == expected | {"left", "right"}
     assert valid_actions(view(front, held), done_is_valid=True)[-1]
 
@@ -262,26 +239,22 @@ def test_missing_minigrid_names_the_extra(monkeypatch):
 @pytest.mark.parametrize("name", ["DoorKey-8x8", "MultiRoom-N4-S5", "LavaGapS7"])
 def test_remembered_map_is_the_true_map(name):
     """Every remembered cell equals the grid's, at the place that dead reckoning gives."""
-    env = make_single_env(f"MiniGrid-{name}-v{int('MultiRoom' in name)}", seed=2)
-    world = env.base_env._env.unwrapped
-    describer = MiniGridDescriber(memory=True)
+    env = gym.make(f"MiniGrid-{name}-v{int('MultiRoom' in name)}")
+    world, describer = env.unwrapped, MiniGridDescriber(memory=True)
     rng = np.random.default_rng(0)
-
-    def seen(td):
-        return {"image": td["image"].numpy(), "direction": td["direction"].numpy(), "mission": ""}
-
-    td = env.reset()
-    describer.observe(0, seen(td), None, reset=True)
+    seen, _ = env.reset(seed=2000)
+    describer.observe(0, seen, None, reset=True)
     for _ in range(300):
         action = int(rng.choice(7, p=[0.2, 0.15, 0.4, 0.1, 0.05, 0.1, 0.0]))
-        after = env.step(td.set("action", torch.eye(7, dtype=torch.int64)[action]))["next"]
-        reset = bool(after["done"])
-        td = env.reset() if reset else after.exclude("reward")
-        describer.observe(0, seen(td), None if reset else action, reset=reset)
-        facts = describer.request(0, seen(td)).facts
+        seen, _, terminated, truncated, _ = env.step(action)
+        reset = terminated or truncated
+        if reset:
+            seen, _ = env.reset()
+        describer.observe(0, seen, None if reset else action, reset=reset)
+        facts = describer.request(0, seen).facts
         cells, (column, row) = facts["map"], facts["position"]
         forward, right = np.asarray(world.dir_vec), np.asarray(world.right_vec)
-        for c, r in np.argwhere(cells[..., 0] != codes.UNSEEN):
+        for c, r in np.argwhere(cells[..., 0] != UNSEEN):
             at = np.asarray(world.agent_pos) + (row - r) * forward + (c - column) * right
             cell = world.grid.get(*at)
             truth = (EMPTY, 0, 0) if cell is None else cell.encode()
@@ -300,9 +273,9 @@ def test_done_is_described_as_what_it_does():
 
 
 def test_a_thousand_remembered_maps_are_described():
-    family = MiniGrid("MiniGrid-MultiRoom-N2-S4-v0")
-    describer, planner = family.make_describer(memory=True), MiniGridPlanner()
-    env = family.make_env(num_envs=20, seed=0)
+    adapter = MiniGrid("MiniGrid-MultiRoom-N2-S4-v0")
+    describer, planner = adapter.make_describer(memory=True), MiniGridPlanner()
+    env = adapter.make_env(num_envs=20, seed=0)
     rollout = env.rollout(50, break_when_any_done=False)
     env.close()
     for row in range(20):

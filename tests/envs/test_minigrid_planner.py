@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lore_torchrl.advisors.base import AdviceRequest, Describer
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.envs.family import row_seed
-from lore_torchrl.envs.minigrid_describe import (
+from lore_torchrl.envs.batch import row_seed
+from lore_torchrl.envs.minigrid import MiniGridPlanner
+from lore_torchrl.envs.minigrid.describer import (
     ACTIONS,
     BALL,
     BOX,
@@ -28,14 +29,13 @@ from lore_torchrl.envs.minigrid_describe import (
     WALL,
     MiniGridDescriber,
 )
-from lore_torchrl.envs.minigrid_features import valid_actions
-from lore_torchrl.envs.minigrid_planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid.environment import valid_actions
 
 GET_GOAL = "get to the green goal square"
 
 
 def observation(things=(), *, held=None, mission=GET_GOAL, direction=0):
-    """A room of walls around the agent's view, with ``things`` at (column, row)."""
+    """Walls around the agent's view, with ``things`` at (column, row)."""
     image = np.ones((7, 7, 3), dtype=np.uint8) * np.array([EMPTY, 0, 0], dtype=np.uint8)
     image[0], image[6], image[:, 0] = (WALL, 5, 0), (WALL, 5, 0), (WALL, 5, 0)
     for place, content in things:
@@ -82,8 +82,8 @@ def solved(env_id, *, memory, episodes=100):
 
 @pytest.mark.parametrize("name", ["DoorKey-5x5", "DoorKey-6x6", "DoorKey-8x8"])
 def test_solves_doorkey_with_memory(name):
-    wins, _ = solved(f"MiniGrid-{name}-v0", memory=True)
-    assert wins >= 95
+    wins, _ = solved(f"MiniGrid-{name}-v0", memory=True, episodes=40)
+    assert wins >= 38
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_solves_doorkey_with_memory(name):
         "BabyAI-OpenDoorColor-v0",
     ],
 )
-def test_solves_other_families_with_memory(env_id):
+def test_solves_other_missions_with_memory(env_id):
     wins, _ = solved(env_id, memory=True, episodes=10)
     assert wins == 10
 
@@ -248,7 +248,7 @@ def test_sub_goals_in_order():
     assert best(observation([key])) == "pickup"
     assert best(observation([door], held=(KEY, 4))) == "toggle"
     assert best(observation([door, ((4, 6), (KEY, 4, 0))])) == "right"
-    # A key of another colour does not open the door and is put down for the right one.
+    # A key of another color does not open the door and is put down for the right one.
     wrong = observation([door, ((4, 6), (KEY, 4, 0))], held=(KEY, 1))
     assert values(wrong)["toggle"] < 0.0
     assert best(observation([door], held=(KEY, 4), mission="open the door")) == "toggle"
@@ -331,8 +331,6 @@ def test_cache_key_is_canonical():
     assert key == describer.request(0, observation()).cache_key
     assert key != describer.cache_key(0, observation(held=(KEY, 4)))
     assert key != describer.cache_key(0, observation(mission="reach the goal"))
-    compass = MiniGridDescriber(key_direction=True)
-    assert compass.cache_key(0, observation()) != compass.cache_key(0, observation(direction=2))
 
 
 def test_memory_is_kept_by_row_and_forgotten_at_reset():
@@ -360,8 +358,8 @@ def test_a_view_of_the_wrong_shape_fails():
         MiniGridDescriber().cache_key(0, {"image": np.zeros((7, 5, 3)), "mission": ""})
 
 
-def class_of(things, mission="", *, carrying=None):
-    """The class of a view of an empty room with things at columns and rows of it."""
+def abstract_state(things, mission="", *, carrying=None):
+    """The abstract state of an empty view with things at columns and rows of it."""
     view = np.ones((7, 7, 3), dtype=np.uint8)
     view[..., 1:] = 0
     for cell, thing in things.items():
@@ -375,18 +373,18 @@ def class_of(things, mission="", *, carrying=None):
 RED, BLUE, YELLOW = 0, 2, 4
 
 
-def test_the_class_of_a_situation_forgets_distance_within_a_band_and_most_of_colour():
+def test_the_abstract_state_forgets_distance_within_a_band_and_most_of_color():
     key = (KEY, YELLOW, 0)
-    assert class_of({(3, 4): key}) == class_of({(3, 3): key})  # 2 and 3 ahead
-    assert class_of({(3, 4): key}) == class_of({(3, 4): (KEY, RED, 0)})
+    assert abstract_state({(3, 4): key}) == abstract_state({(3, 3): key})  # 2 and 3 ahead
+    assert abstract_state({(3, 4): key}) == abstract_state({(3, 4): (KEY, RED, 0)})
     different = ({(3, 5): key}, {(3, 2): key}, {(2, 4): key}, {(3, 4): (BALL, YELLOW, 0)}, {})
-    assert len({class_of(things) for things in ({(3, 4): key}, *different)}) == 6
+    assert len({abstract_state(things) for things in ({(3, 4): key}, *different)}) == 6
     two = {(3, 4): key, (0, 0): (BALL, RED, 0)}
-    assert class_of(two) != class_of({(3, 4): key})
-    assert class_of({(3, 5): (WALL, 5, 0), (1, 1): key}) != class_of({(1, 1): key})
+    assert abstract_state(two) != abstract_state({(3, 4): key})
+    assert abstract_state({(3, 5): (WALL, 5, 0), (1, 1): key}) != abstract_state({(1, 1): key})
 
 
-def test_the_class_of_a_situation_knows_what_the_mission_names():
+def test_the_abstract_state_knows_what_the_mission_names():
     ball, box = (BALL, RED, 0), (BOX, BLUE, 0)
     for mission, named in (
         ("go to the red ball", ball),
@@ -396,33 +394,39 @@ def test_the_class_of_a_situation_knows_what_the_mission_names():
     ):
         other = box if named is ball else ball
         for place in ((1, 1), (3, 4)):
-            alone = class_of({place: named}, mission)
-            assert class_of({place: named, (5, 5): other}, mission) == alone, mission
-    # The same question in other colours; a thing of another colour is not what is meant.
-    red, blue = class_of({(1, 1): ball}, "go to the red ball"), {(1, 1): (BALL, BLUE, 0)}
-    assert red == class_of(blue, "go to the blue ball") != class_of(blue, "go to the red ball")
+            alone = abstract_state({place: named}, mission)
+            assert abstract_state({place: named, (5, 5): other}, mission) == alone, mission
+    # The same question in other colors; a thing of another color is not what is meant.
+    red, blue = abstract_state({(1, 1): ball}, "go to the red ball"), {(1, 1): (BALL, BLUE, 0)}
+    assert (
+        red
+        == abstract_state(blue, "go to the blue ball")
+        != abstract_state(blue, "go to the red ball")
+    )
     mission = "use the key to open the door and then get to the goal"
     locked, key, goal = (DOOR, YELLOW, LOCKED), (KEY, YELLOW, 0), (GOAL, 1, 0)
     ball_too = {(2, 4): locked, (1, 1): key, (5, 5): goal, (6, 6): ball}
-    assert class_of(ball_too, mission) == (
+    assert abstract_state(ball_too, mission) == (
         f"{mission}||empty|locked named door -1 1|named goal 1 1|named key -1 2"
     )
     # Lava counts beside what is named and beside what is not.
     lava = (LAVA, 0, 0)
-    assert class_of({(1, 1): lava, (5, 5): goal}, mission).endswith("|lava -1 2|named goal 1 1")
-    assert class_of({(1, 1): lava, (5, 5): ball}, mission).endswith("|ball 1 1|lava -1 2")
-    # What fits is known by its colour.
-    fits = class_of({(3, 5): locked}, carrying=(KEY, YELLOW, 0))
+    assert abstract_state({(1, 1): lava, (5, 5): goal}, mission).endswith(
+        "|lava -1 2|named goal 1 1"
+    )
+    assert abstract_state({(1, 1): lava, (5, 5): ball}, mission).endswith("|ball 1 1|lava -1 2")
+    # What fits is known by its color.
+    fits = abstract_state({(3, 5): locked}, carrying=(KEY, YELLOW, 0))
     assert fits == "|key|locked fitting door|locked fitting door 0 0"
-    other = class_of({(3, 5): locked}, carrying=(KEY, RED, 0))
+    other = abstract_state({(3, 5): locked}, carrying=(KEY, RED, 0))
     assert other == "|key|locked door|locked door 0 0"
 
 
-def test_the_class_of_a_situation_tells_the_colours_of_a_mission_apart():
+def test_the_abstract_state_tells_the_colors_of_a_mission_apart():
     mission = "open the {} door, then open the {} door"
     red, blue = (DOOR, RED, CLOSED), (DOOR, BLUE, CLOSED)
-    one = class_of({(3, 5): red, (1, 1): blue}, mission.format("red", "blue"))
-    # Its reverse asks for the opposite action; in other colours it is the same question.
-    assert one != class_of({(3, 5): red, (1, 1): blue}, mission.format("blue", "red"))
-    assert one == class_of({(3, 5): blue, (1, 1): red}, mission.format("blue", "red"))
+    one = abstract_state({(3, 5): red, (1, 1): blue}, mission.format("red", "blue"))
+    # Its reverse asks for the opposite action; in other colors it is the same question.
+    assert one != abstract_state({(3, 5): red, (1, 1): blue}, mission.format("blue", "red"))
+    assert one == abstract_state({(3, 5): blue, (1, 1): red}, mission.format("blue", "red"))
     assert one.startswith("open the c1 door, then open the c2 door||closed named c1 door|")

@@ -1,5 +1,3 @@
-from functools import partial
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -7,11 +5,10 @@ from tensordict import TensorDict
 pytest.importorskip("minigrid")
 
 from minigrid.core.constants import OBJECT_TO_IDX, STATE_TO_IDX
-from torchrl.envs import ParallelEnv, check_env_specs
+from torchrl.envs import check_env_specs
 
-from lore_torchrl.envs import minigrid_skills as skills
-from lore_torchrl.envs.minigrid import make_env, make_single_env
-from lore_torchrl.envs.minigrid_skills import (
+from lore_torchrl.envs.minigrid import MiniGrid
+from lore_torchrl.envs.minigrid.skills import (
     DISTANCE_KEYS,
     RUNNING_KEYS,
     STEP_KEYS,
@@ -26,8 +23,8 @@ FORWARD, PICKUP, TOGGLE = 2, 3, 5
 ALL_KEYS = (*RUNNING_KEYS, *STEP_KEYS, *DISTANCE_KEYS)
 
 
-def make(num_envs=2, **settings):
-    return make_env(DOORKEY, num_envs=num_envs, **settings).append_transform(MiniGridSkills())
+def make(num_envs=2, max_steps=None):
+    return MiniGrid(DOORKEY, max_steps=max_steps).make_env(num_envs=num_envs, seed=0)
 
 
 def view(*things):
@@ -50,11 +47,6 @@ def step(before, action, after, past=None, valid=True):
     return MiniGridSkills()._step(td, following)
 
 
-def test_codes_are_minigrids():
-    assert (skills._DOOR, skills._KEY, skills._GOAL) == (DOOR, KEY, GOAL)
-    assert (skills._OPEN, skills._LOCKED) == (OPEN, LOCKED)
-
-
 def test_specs_hold_and_the_batch_carries_the_entries():
     env = make()
     check_env_specs(env)
@@ -65,23 +57,8 @@ def test_specs_hold_and_the_batch_carries_the_entries():
         assert td[key].shape == (2, 5, 1)
 
 
-@pytest.mark.slow
-def test_works_in_parallel_workers():
-    env = ParallelEnv(2, [partial(make_worker, 0), partial(make_worker, 1)])
-    try:
-        check_env_specs(env)
-        td = env.rollout(200, break_when_any_done=False)
-        assert_running(td)
-    finally:
-        env.close()
-
-
-def make_worker(seed):
-    return make_single_env(DOORKEY, seed=seed).append_transform(MiniGridSkills())
-
-
 def assert_running(td):
-    """Running entries never fall within an episode and start anew after its end."""
+    """Running entries never fall within an episode and restart after its end."""
     ended = td["next", "done"][:, :-1]
     for key in RUNNING_KEYS:
         past, now = td[key], td["next", key]
@@ -142,7 +119,7 @@ def test_invalid_action_reads_the_mask_acted_upon():
 
 def test_summary():
     torch.manual_seed(0)
-    td = make(4, max_steps=60).rollout(300, break_when_any_done=False)
+    td = make(4, max_steps=60).rollout(150, break_when_any_done=False)
     summary = summarize_skills(td)
     following = td["next"]
     picked = following["skill_key_picked"][following["done"]].float().tolist()
@@ -150,7 +127,7 @@ def test_summary():
     assert summary["skill/has_key_ratio"] == following["skill_has_key"].float().flatten().tolist()
     distance = following["skill_distance_agent_key"]
     assert summary["skill/distance_agent_key"] == distance[distance >= 0].tolist()
-    assert 0 < len(summary["skill/distance_agent_key"]) < 4 * 300
+    assert 0 < len(summary["skill/distance_agent_key"]) < 4 * 150
     assert set(summary) == {
         *(f"skill/{name}" for name in ("pickup_key_rate", "door_open_rate", "unlock_rate")),
         *("skill/has_key_ratio", "skill/invalid_action_ratio", "skill/distance_agent_key"),

@@ -1,4 +1,4 @@
-"""Pendulum, and what continuous actions ask of a family and of a run."""
+"""Pendulum, and what continuous actions ask of an adapter and of a run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
-from lore_torchrl.envs.family import read_row
-from lore_torchrl.envs.family_checks import check_family
+from lore_torchrl.envs.adapter import read_row, sample_request
+from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.envs.pendulum import (
     TORQUES,
     Pendulum,
@@ -35,7 +35,6 @@ from lore_torchrl.envs.pendulum import (
     PendulumPlanner,
     energy,
 )
-from lore_torchrl.envs.situation import sample_request
 from lore_torchrl.inspection import draw, play
 from lore_torchrl.service import AdviceService, CallBudget
 from lore_torchrl.transforms import AdviceTransform
@@ -44,8 +43,8 @@ FAMILY = "lore_torchrl.envs.pendulum.Pendulum"
 
 
 def test_the_planner_swings_up_and_holds_on_held_out_seeds():
-    family = Pendulum()
-    describer, planner = family.make_describer(), family.make_planner()
+    adapter = Pendulum()
+    describer, planner = adapter.make_describer(), adapter.make_planner()
 
     def policy(tensordict):
         best = [
@@ -58,7 +57,7 @@ def test_the_planner_swings_up_and_holds_on_held_out_seeds():
         ]
         return tensordict.set("action", torch.tensor(describer.anchors)[best])
 
-    env = family.make_env(num_envs=6, seed=0, evaluation=True)
+    env = adapter.make_env(num_envs=6, seed=0, evaluation=True)
     rollout = env.rollout(200, policy)
     env.close()
     returns = rollout["next", "reward"].sum((1, 2))
@@ -70,9 +69,9 @@ def test_the_planner_swings_up_and_holds_on_held_out_seeds():
 
 @pytest.mark.parametrize("degrees", [-156.4, -150.0, 150.0, 180.0])
 def test_the_planner_swings_up_from_rest(degrees):
-    family = Pendulum()
-    describer, planner = family.make_describer(), family.make_planner()
-    env = family.make_env(num_envs=1, seed=0)
+    adapter = Pendulum()
+    describer, planner = adapter.make_describer(), adapter.make_planner()
+    env = adapter.make_env(num_envs=1, seed=0)
     seen = env.reset()
     inner = env.base_env._envs[0]._env.unwrapped
     anchors = torch.tensor(describer.anchors)
@@ -88,9 +87,9 @@ def test_the_planner_swings_up_from_rest(degrees):
     assert best > 0.99
 
 
-def held(family, angles):
+def held(adapter, angles):
     """Success at the end of an episode that passes through ``angles``."""
-    env = family.make_env(num_envs=1, seed=0)
+    env = adapter.make_env(num_envs=1, seed=0)
     env.reset()
     inner = env.base_env._envs[0]._env.unwrapped
     for angle in angles:
@@ -102,15 +101,15 @@ def held(family, angles):
 
 
 def test_success_is_to_be_upright_without_a_break_to_the_end():
-    family = Pendulum(max_steps=6, hold_steps=3)
+    adapter = Pendulum(max_steps=6, hold_steps=3)
     down, up = math.pi, 0.0
-    assert held(family, [down, down, down, up, up, up])
-    assert held(family, [up] * 6)
-    assert not held(family, [up, up, up, up, up, down])
-    assert not held(family, [down, up, up, down, up, up])
+    assert held(adapter, [down, down, down, up, up, up])
+    assert held(adapter, [up] * 6)
+    assert not held(adapter, [up, up, up, up, up, down])
+    assert not held(adapter, [down, up, up, down, up, up])
 
 
-def test_the_count_begins_anew_with_each_episode():
+def test_the_count_restarts_with_each_episode():
     env = Pendulum(max_steps=3, hold_steps=1).make_gym()
     env.reset(seed=0)
     env.unwrapped.state = np.array([0.0, 0.0])
@@ -159,15 +158,15 @@ def test_a_sampled_question_comes_after_torques_of_the_anchors():
 
 
 def test_the_describer_is_told_of_the_torque_nearest_to_what_was_done(monkeypatch):
-    family, told = Pendulum(), []
-    describer = family.make_describer()
+    adapter, told = Pendulum(), []
+    describer = adapter.make_describer()
 
     def observe(row, observation, action, *, reset):
         told.append(None if action is None else describer.actions[action])
 
     monkeypatch.setattr(describer, "observe", observe)
     service = AdviceService(ScriptedAdvisor(PendulumPlanner()), budget=CallBudget(9))
-    env = family.make_env(num_envs=2, seed=0)
+    env = adapter.make_env(num_envs=2, seed=0)
     env.append_transform(AdviceTransform(service, describer, require_key=None))
     action = torch.tensor([[0.9], [-1.6]])
     stepped = env.step(env.reset().set("action", action))
@@ -175,7 +174,7 @@ def test_the_describer_is_told_of_the_torque_nearest_to_what_was_done(monkeypatc
     assert stepped["next", "llm_mask"].all() and stepped["llm_prior_logits"].shape == (2, 7)
     monkeypatch.setattr(type(describer), "anchors", ((0.0, 0.0),) * 7)
     wrong = AdviceTransform(service, describer, require_key=None)
-    env = family.make_env(num_envs=2, seed=0)
+    env = adapter.make_env(num_envs=2, seed=0)
     env.append_transform(wrong)
     with pytest.raises(ValueError, match="anchors have 2 dimensions"):
         env.step(env.reset().set("action", action))
@@ -189,7 +188,7 @@ def test_a_pendulum_that_cannot_be_held_long_enough():
 
 class TestCheck:
     def test_sizes_and_bounds(self):
-        sizes = check_family(Pendulum())
+        sizes = check_adapter(Pendulum())
         assert sizes[:3] == (3, None, 1)
         assert [bound.tolist() for bound in sizes.action_bounds] == [[-2.0], [2.0]]
 
@@ -205,17 +204,17 @@ class TestCheck:
         describer = Pendulum().make_describer()
         monkeypatch.setattr(type(describer), "anchors", anchors)
         with pytest.raises(ValueError, match=message):
-            check_family(Pendulum())
-        check_family(Pendulum(), advised=False)
+            check_adapter(Pendulum())
+        check_adapter(Pendulum(), advised=False)
 
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
-            (Unbounded((2, 1)), "one-hot, .* or bounded floats"),
-            (Bounded(-1, float("inf"), (2, 1)), "needs finite bounds"),
-            (Bounded(-1, 1, (2, 1), dtype=torch.int64), r"\[2, 1\] of torch.int64"),
-            (Bounded(-1, 1, (2, 1, 1)), r"BoundedContinuous \[2, 1, 1\]"),
-            (OneHot(3, (2, 1, 3)), r"OneHot \[2, 1, 3\]"),
+            (Unbounded((2, 1)), "one-hot, .* or floats"),
+            (Bounded(-1, float("inf"), (2, 1)), "within finite bounds"),
+            (Bounded(-1, 1, (2, 1), dtype=torch.int64), "(?s)torch.int64"),
+            (Bounded(-1, 1, (2, 1, 1)), r"(?s)Bounded.*\[2, 1, 1\]"),
+            (OneHot(3, (2, 1, 3)), r"(?s)OneHot.*\[2, 1, 3\]"),
         ],
     )
     def test_actions_that_do_not_fit(self, spec, message, monkeypatch):
@@ -229,7 +228,7 @@ class TestCheck:
 
         monkeypatch.setattr(Pendulum, "make_env", unbounded)
         with pytest.raises(ValueError, match=message):
-            check_family(Pendulum())
+            check_adapter(Pendulum())
 
 
 def config(folder, **lore):

@@ -31,7 +31,7 @@ class EnvConfig(Settings):
 
     family: str = setting(
         "lore_torchrl.envs.minigrid.MiniGrid",
-        "Class of the environments and their describer; your own by its import path.",
+        "Class of the environment adapter; your own by its import path.",
     )
     id: str = setting(
         "MiniGrid-DoorKey-5x5-v0",
@@ -48,7 +48,7 @@ class EnvConfig(Settings):
         False,
         "`true` lets the describer (and so the advisor) remember what was seen since the reset.",
     )
-    options: dict[str, Any] = setting(dict, "Further keywords of the class.")
+    options: dict[str, Any] = setting(dict, "Further keywords of the adapter.")
 
 
 @dataclass

@@ -19,8 +19,10 @@ from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
-from lore_torchrl.envs.family import EnvFamily, anchors_of, build_family, planner_of
-from lore_torchrl.envs.family_checks import check_family
+from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
+from lore_torchrl.envs.adapter import anchors_of, planner_of
+from lore_torchrl.envs.adapter import build_adapter as build_family
+from lore_torchrl.envs.checks import check_adapter as check_family
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService

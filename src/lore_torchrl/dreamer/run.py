@@ -54,7 +54,8 @@ from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, r
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
 from lore_torchrl.dreamer.run_lock import in_own_folder
-from lore_torchrl.envs.family import EnvFamily, close_env, seed_all
+from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
+from lore_torchrl.envs.batch import close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.replay import EpisodeReturns, ImitationSampler
 from lore_torchrl.replay.imitation_sampler import empty_steps

@@ -1,10 +1,7 @@
-"""Environment families: how to make them, describe them and plan in them.
+"""Environment adapters: each makes a batch of environments and describes it to an advisor.
 
-Nothing is imported here, so that each family's extra stays optional. What a family is:
-:class:`lore_torchrl.envs.family.EnvFamily`. MiniGrid:
-:func:`lore_torchrl.envs.minigrid.make_env` needs ``lore-torchrl[minigrid]``;
-:class:`lore_torchrl.envs.minigrid_describe.MiniGridDescriber` and
-:class:`lore_torchrl.envs.minigrid_planner.MiniGridPlanner` need NumPy only. FrozenLake,
-Snake and what is built on :func:`lore_torchrl.envs.gym_batch.gym_batch` need Gymnasium;
-:class:`lore_torchrl.envs.finance.FinancialRegimes` needs TorchRL only.
+The contract is :class:`lore_torchrl.envs.adapter.EnvAdapter`. Nothing is imported here, so that
+each adapter's extra stays optional: MiniGrid needs ``lore-torchrl[minigrid]``, Crafter
+``lore-torchrl[crafter]``, FrozenLake, Snake and Pendulum need Gymnasium, and
+:class:`~lore_torchrl.envs.finance.FinancialRegimes` needs TorchRL only.
 """

@@ -1,17 +1,59 @@
-"""Rows of environments side by side, each with its own seed, and what counts as success."""
+"""Environments side by side, each with its own seed, and what counts as success."""
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import Binary, Composite
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, Transform
 
-from lore_torchrl.envs.family import MAX_ENVS, row_seed, seed_all
+MAX_ENVS = 1000
+MAX_SEED = 1_000_000
+#: Held-out seeds begin here: no training seed reaches as far.
+EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
+
+
+def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
+    """Return the seed of one row of a batch: ``seed * 1000 + row``.
+
+    Evaluation adds :data:`EVAL_SEED_OFFSET`, the number of training row seeds, so that no
+    evaluation row shares its random stream with a training row or with another row. (In small
+    levels two streams can still draw the same layout.)
+
+    Args:
+        seed: Seed of the run, from 0 to 999,999.
+        row: Row of the batch, from 0 to 999.
+        evaluation: Whether to return a held-out seed. Default: ``False``.
+
+    Raises:
+        ValueError: If ``seed`` or ``row`` is out of range.
+
+    Examples:
+        >>> row_seed(3, 1), row_seed(3, 1, evaluation=True)
+        (3001, 1000003001)
+    """
+    for name, value, end in (("seed", seed, MAX_SEED), ("row", row, MAX_ENVS)):
+        if not 0 <= value < end:
+            raise ValueError(f"{name} must lie in [0, {end}), got {value}.")
+    return seed * MAX_ENVS + row + (EVAL_SEED_OFFSET if evaluation else 0)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random streams of Python, NumPy and PyTorch.
+
+    Args:
+        seed: Seed of all three, in ``[0, 2**32)``.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def batch_rows(
@@ -29,12 +71,12 @@ def batch_rows(
 
     Keyword Args:
         num_envs: Number of rows, up to 1000.
-        seed: Seed of the run: see :func:`~lore_torchrl.envs.family.row_seed`.
+        seed: Seed of the run: see :func:`row_seed`.
         evaluation: Whether to draw from the held-out seeds. Default: ``False``.
         parallel: Whether each row gets its own process. Default: ``False``.
 
     Raises:
-        ValueError: If ``num_envs`` is out of range.
+        ValueError: If ``num_envs`` or ``seed`` is out of range.
     """
     if not 1 <= num_envs <= MAX_ENVS:
         raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
@@ -50,24 +92,45 @@ def _make_seeded(make_row: Callable[[int], EnvBase], seed: int, run_pid: int) ->
     return make_row(seed)
 
 
-class Success(Transform):
-    """Write ``success``: whether the episode terminated with this step and a reward above 0.
+def close_env(env: EnvBase) -> None:
+    """Close an environment, opened or not, and leave the number of threads as it was.
 
-    Bool ``[*B, 1]``, beside ``done``; false at a reset. Put it on the outermost batch.
+    Closing a batched one makes TorchRL 0.14 raise it to that of the process's start.
     """
+    threads = torch.get_num_threads()
+    env.close(raise_if_closed=False)
+    torch.set_num_threads(threads)
 
-    def __init__(self) -> None:
-        super().__init__(out_keys=["success"])
 
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        rewarded = next_tensordict.get("reward") > 0
-        return next_tensordict.set("success", next_tensordict.get("terminated") & rewarded)
+class ObservationTransform(Transform):
+    """Base of transforms whose ``_call`` reads every observation, that of a reset too."""
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        never = torch.zeros_like(tensordict_reset.get("done"))
-        return tensordict_reset.set("success", never)
+        return self._call(tensordict_reset)
+
+
+class Success(Transform):
+    """Write ``success``, bool ``[*B, 1]``, beside ``done``; false at a reset.
+
+    Put it on the outermost batch.
+
+    Args:
+        rule: Returns whether the episode has succeeded, bool ``[*B, 1]``, of a step's output.
+    """
+
+    def __init__(self, rule: Callable[[TensorDictBase], Tensor]) -> None:
+        super().__init__(out_keys=["success"])
+        self.rule = rule
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set("success", self.rule(next_tensordict))
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        return tensordict_reset.set("success", torch.zeros_like(tensordict_reset.get("done")))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entry."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import OneHot
+from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs import (
     EnvBase,
     FinancialRegimeEnv,
@@ -18,15 +20,29 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
-from lore_torchrl.envs.batch import batch_rows
-from lore_torchrl.envs.finance_advice import (
-    ACTIONS,
-    MIN_WINDOW,
-    MarketDescriber,
-    MomentumPlanner,
-)
-from lore_torchrl.envs.finance_view import STATE, MarketView, PriceChart, Profit
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.batch import ObservationTransform, Success, batch_rows
 
+ACTIONS = ("hold", "buy", "sell")
+DAYS_A_YEAR = 252
+WEEK = 5
+MIN_WINDOW = WEEK + 1
+# Volatilities, a year's, that are told apart.
+_LEVELS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
+#: Volatility up to which a market is calm, and from which it is turbulent.
+CALM, TURBULENT = 0.15, 0.3
+#: Standard errors from none beyond which a trend is clear.
+CLEAR = 0.75
+# Days before the end in which it hardly pays to buy.
+_LAST_DAYS = 10
+# Gain or loss of what is held that is more than about even.
+_EVEN = 0.01
+#: Entries of ``FinancialRegimeEnv`` that are carried from day to day, beside the day.
+STATE = ("price_history", "current_holdings", "entry_price")
+_HEIGHT, _COLUMNS = 96, 8
+# Paper, price without a share, price with one, and what was paid.
+_CHART_COLORS = ((250, 250, 250), (90, 90, 90), (30, 140, 60), (200, 120, 40))
 #: Rising and falling, calm and turbulent. The drifts are several times those of real
 #: markets: with real ones a trend can hardly be told from chance within a year.
 REGIMES = (
@@ -37,139 +53,8 @@ REGIMES = (
 )
 
 
-class RegimeSwitchingEnv(FinancialRegimeEnv):
-    r"""One market of TorchRL's ``FinancialRegimeEnv`` whose drift and volatility change.
-
-    The log price moves by :math:`\mu_k / 252 + \sigma_k \varepsilon / \sqrt{252}` a day,
-    where the regime :math:`k` is drawn at each reset, and anew after a day with probability
-    1 / ``regime_days``; what comes out does not tell it. TorchRL's own rules hold beside
-    three changes:
-
-    - The action is one-hot.
-    - The episode's end is an end (``terminated``), and what is still held is sold there.
-      Otherwise a loss would cost nothing as long as it is not sold, and the best rule
-      would be to sell gains only.
-    - Prices begin at 1. TorchRL takes a trade's cost as a share of the *price* from a
-      reward that is a share of the *entry*; the two are in one unit only at a price of 1.
-
-    Keyword Args:
-        regimes: Mappings with ``drift`` (a year) and ``volatility`` (standard deviation of
-            a year). Default: :data:`REGIMES`.
-        regime_days: Mean days between draws of a regime, which may draw the same;
-            ``None`` for one regime an episode.
-            Default: ``60.0``.
-        cost: Cost of a trade, as a share. Default: ``0.001``.
-        initial_price: Price before the first window. Default: ``1.0``.
-        window: Prices that are seen. Default: ``20``.
-        max_steps: Days of an episode. Default: ``252``.
-        seed: Of all its episodes. Default: ``0``.
-
-    Raises:
-        ValueError: If a setting is out of range.
-
-    Examples:
-        >>> env = RegimeSwitchingEnv(window=8, max_steps=3)
-        >>> env.rollout(10)["next", "terminated"].flatten()
-        tensor([False, False,  True])
-    """
-
-    def __init__(
-        self,
-        *,
-        regimes: Sequence[Mapping[str, float]] = REGIMES,
-        regime_days: float | None = 60.0,
-        cost: float = 0.001,
-        initial_price: float = 1.0,
-        window: int = 20,
-        max_steps: int = FinancialRegimeEnv.DEFAULT_MAX_STEPS,
-        seed: int = 0,
-    ) -> None:
-        if isinstance(regimes, Mapping):
-            raise ValueError(f"regimes must be a list of mappings, got one mapping: {regimes}.")
-        _check_regimes(regimes)
-        for name, value, possible, rule in (
-            (
-                "window",
-                window,
-                isinstance(window, int) and window >= MIN_WINDOW,
-                f"a whole number, at least {MIN_WINDOW}",
-            ),
-            ("max_steps", max_steps, max_steps >= 1, "positive"),
-            ("cost", cost, 0 <= cost < 1, "in [0, 1)"),
-            ("initial_price", initial_price, 0 < initial_price < math.inf, "positive"),
-            ("regime_days", regime_days, regime_days is None or regime_days >= 1, "at least 1"),
-        ):
-            if not possible:
-                raise ValueError(f"{name} must be {rule}, got {value}.")
-        params = [
-            self.gen_params(
-                window_size=window,
-                initial_price=float(initial_price),
-                volatility=float(regime["volatility"]),
-                drift=float(regime["drift"]),
-                transaction_cost=float(cost),
-                max_steps=max_steps,
-            )
-            for regime in regimes
-        ]
-        super().__init__(params[0], seed=seed)
-        self._change = 0.0 if regime_days is None else 1.0 / regime_days
-        self._regimes = params
-        self._regime = params[0]
-        self.action_spec = OneHot(len(ACTIONS), dtype=torch.int64)
-        # The regime stays inside; and StepCounter, which a run appends, has a step_count
-        # of its own.
-        seen = self.observation_spec.clone()
-        seen["day"] = seen["step_count"]
-        del seen["step_count"], seen["params"]
-        self.observation_spec, self.state_spec = seen, seen.clone()
-
-    def _draw(self) -> TensorDictBase:
-        index = torch.randint(len(self._regimes), (), generator=self.rng)
-        return self._regimes[int(index)]
-
-    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
-        self._regime = self._draw()
-        return self._outward(super()._reset(self._regime))
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        state = tensordict.select(*STATE).update(self._regime)
-        state.set("action", tensordict.get("action").argmax(-1, keepdim=True))
-        out = super()._step(state.set("step_count", tensordict.get("day")))
-        if out.get("done").any():
-            out.set("reward", out.get("reward") + self._settlement(out))
-            out.set("terminated", out.get("done").clone())
-            out.set("truncated", torch.zeros_like(out.get("done")))
-        elif torch.rand((), generator=self.rng) < self._change:
-            self._regime = self._draw()
-        return self._outward(out)
-
-    @staticmethod
-    def _outward(out: TensorDictBase) -> TensorDictBase:
-        return out.exclude("params").rename_key_("step_count", "day")
-
-    @staticmethod
-    def _settlement(out: TensorDictBase) -> Tensor:
-        price, entry = out.get("price_history")[..., -1:], out.get("entry_price")
-        cost = out["params", "transaction_cost"] * price
-        profit = (price - entry) / entry.clamp_min(1e-6) - cost
-        return torch.where(out.get("current_holdings"), profit, 0.0)
-
-
-def _check_regimes(regimes: Sequence[Mapping[str, float]]) -> None:
-    if not regimes:
-        raise ValueError(f"regimes must hold at least one, got {regimes!r}.")
-    for regime in regimes:
-        if set(regime) != {"drift", "volatility"}:
-            raise ValueError(f"A regime has drift and volatility, got {dict(regime)}.")
-        if not (math.isfinite(regime["drift"]) and 0 < regime["volatility"] < math.inf):
-            raise ValueError(
-                f"A regime's drift must be finite and its volatility positive, got {dict(regime)}."
-            )
-
-
 class FinancialRegimes:
-    """:class:`RegimeSwitchingEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+    """:class:`RegimeSwitchingEnv` as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     The reward is in percent. ``success`` is a year that ended in profit: with a return above
     0, after costs, what was still held sold at the last price. As in TorchRL a tenth of each
@@ -182,24 +67,20 @@ class FinancialRegimes:
     Keyword Args:
         max_steps: Days of an episode; ``None`` for TorchRL's own, 252. Default: ``None``.
         window: Prices that are seen, at least 6. Default: ``20``.
-        regimes: Mappings with ``drift`` and ``volatility``, both a year's; ``None`` for
-            :data:`REGIMES`. Default: ``None``.
-        regime_days: Mean days between draws of a regime, which may draw the same;
-            ``None`` for one regime an episode.
-            Default: ``60.0``.
+        regimes: As of :class:`RegimeSwitchingEnv`; ``None`` for :data:`REGIMES`.
+            Default: ``None``.
+        regime_days: As of :class:`RegimeSwitchingEnv`. Default: ``60.0``.
         cost: Cost of a trade, as a share. Default: ``0.001``.
         initial_price: Price before the first window. Default: ``1.0``.
-        calm_confidence: Confidence of the planner's advice where volatility is low; it grows
-            to 1 where it is high. The weight of advice is ``beta`` times confidence, so that
-            with 0.25 advice weighs four times as much in a turbulent market as in a calm one.
-            Default: ``1.0``, the same in all.
+        calm_confidence: As of :class:`MomentumPlanner`. The weight of advice is ``beta`` times
+            confidence, so that with 0.25 advice weighs four times as much in a turbulent market
+            as in a calm one. Default: ``1.0``, the same in all.
 
     Raises:
         ValueError: If a setting is out of range.
 
     Examples:
-        >>> family = FinancialRegimes(max_steps=10)
-        >>> env = family.make_env(num_envs=2, seed=0)
+        >>> env = FinancialRegimes(max_steps=10).make_env(num_envs=2, seed=0)
         >>> env.rollout(10)["observation"].shape
         torch.Size([2, 10, 23])
     """
@@ -228,37 +109,419 @@ class FinancialRegimes:
         self.planner = MomentumPlanner(calm_confidence=calm_confidence)
         RegimeSwitchingEnv(**self.settings)
 
-    def make_env(
-        self,
-        *,
-        num_envs: int,
-        seed: int,
-        evaluation: bool = False,
-        parallel: bool = False,
-        pixels: bool = False,
-    ) -> EnvBase:
-        """Make a batch of markets, seen by ``MarketView``."""
+    def make_env(self, *, pixels: bool = False, **batch: Any) -> EnvBase:
+        """Make a batch of markets: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
+
+        Keyword Args:
+            pixels: Whether to draw each observation by :class:`PriceChart`. Default: ``False``.
+            batch: Keywords of :func:`~lore_torchrl.envs.batch.batch_rows`.
+        """
         # TorchRL's environment draws a whole batch from one generator: a row has its own.
-        batch = batch_rows(
-            self._make_row, num_envs=num_envs, seed=seed, evaluation=evaluation, parallel=parallel
-        )
-        s = self.settings
-        view = MarketView(**{name: s[name] for name in ("window", "initial_price", "max_steps")})
-        env = TransformedEnv(batch)
-        for transform in (view, RewardScaling(0.0, 100.0), RewardSum(), Profit()):
-            env.append_transform(transform)
-        if pixels:
-            env.append_transform(PriceChart(window=s["window"]))
-        return env
+        env = TransformedEnv(batch_rows(self._make_row, **batch), RewardScaling(0.0, 100.0))
+        env.append_transform(RewardSum()).append_transform(Success(self.success))
+        return env.append_transform(PriceChart(self.settings["window"])) if pixels else env
+
+    def success(self, following: TensorDictBase) -> Tensor:
+        """Return whether a year has ended in profit, bool ``[N, 1]``."""
+        return following.get("done") & (following.get("episode_reward") > 0)
 
     def _make_row(self, seed: int) -> EnvBase:
         return RegimeSwitchingEnv(**self.settings, seed=seed)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MarketDescriber:
-        """Make the describer; the window is all that it remembers, and there is no picture."""
+        """Make the describer, which has no memory but the window, and no picture."""
         s = self.settings
         return MarketDescriber(cost=s["cost"] * s["initial_price"], max_steps=s["max_steps"])
 
     def make_planner(self) -> MomentumPlanner:
         """Make the planner, which follows a clear trend."""
         return self.planner
+
+
+class RegimeSwitchingEnv(FinancialRegimeEnv):
+    r"""One market of TorchRL's ``FinancialRegimeEnv`` whose drift and volatility change.
+
+    The log price moves by :math:`\mu_k / 252 + \sigma_k \varepsilon / \sqrt{252}` a day,
+    where the regime :math:`k` is drawn at each reset, and again after a day with probability
+    1 / ``regime_days``; what comes out does not tell it. TorchRL's own rules hold beside
+    these changes:
+
+    - The action is one-hot.
+    - What is still held at the episode's end (``terminated``) is sold there. Otherwise a loss
+      would cost nothing until it is sold, and the best rule would be to sell gains only.
+    - ``observation``, float32 ``[window + 3]``, is what a trader sees: the daily log returns of
+      the window in percent, the log price against the first, whether a share is held, ten times
+      its log gain (0 without one), and the share of days left.
+    - Prices begin at 1. TorchRL takes a trade's cost as a share of the *price* from a
+      reward that is a share of the *entry*; the two are in one unit only at a price of 1.
+
+    Keyword Args:
+        regimes: Mappings with ``drift`` and ``volatility``, both a year's.
+            Default: :data:`REGIMES`.
+        regime_days: Mean days between draws of a regime, which may draw the same; ``None`` for
+            one regime an episode. Default: ``60.0``.
+        cost: Cost of a trade, as a share. Default: ``0.001``.
+        initial_price: Price before the first window. Default: ``1.0``.
+        window: Prices that are seen, at least 6. Default: ``20``.
+        max_steps: Days of an episode. Default: ``252``.
+        seed: Of all its episodes. Default: ``0``.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Examples:
+        >>> env = RegimeSwitchingEnv(window=8, max_steps=3)
+        >>> env.rollout(10)["next", "terminated"].flatten()
+        tensor([False, False,  True])
+    """
+
+    def __init__(
+        self,
+        *,
+        regimes: Sequence[Mapping[str, float]] = REGIMES,
+        regime_days: float | None = 60.0,
+        cost: float = 0.001,
+        initial_price: float = 1.0,
+        window: int = 20,
+        max_steps: int = FinancialRegimeEnv.DEFAULT_MAX_STEPS,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(regimes, Mapping) or not regimes:
+            raise ValueError(f"regimes must be a list of mappings, at least one, got {regimes!r}.")
+        for regime in regimes:
+            finite = all(map(math.isfinite, regime.values()))
+            if set(regime) != {"drift", "volatility"} or not finite or regime["volatility"] <= 0:
+                raise ValueError(
+                    f"A regime has finite drift and volatility, the latter positive, got {regime}."
+                )
+        whole = f"a whole number, at least {MIN_WINDOW}"
+        for name, value, possible, rule in (
+            ("window", window, isinstance(window, int) and window >= MIN_WINDOW, whole),
+            ("max_steps", max_steps, max_steps >= 1, "positive"),
+            ("cost", cost, 0 <= cost < 1, "in [0, 1)"),
+            ("initial_price", initial_price, 0 < initial_price < math.inf, "positive"),
+            ("regime_days", regime_days, regime_days is None or regime_days >= 1, "at least 1"),
+        ):
+            if not possible:
+                raise ValueError(f"{name} must be {rule}, got {value}.")
+        shared = {"window_size": window, "max_steps": max_steps, "transaction_cost": float(cost)}
+        shared["initial_price"] = float(initial_price)
+        self._regimes = [
+            self.gen_params(**{name: float(value) for name, value in regime.items()}, **shared)
+            for regime in regimes
+        ]
+        self._regime = self._regimes[0]
+        super().__init__(self._regime, seed=seed)
+        self._change = 0.0 if regime_days is None else 1.0 / regime_days
+        self.action_spec = OneHot(len(ACTIONS), dtype=torch.int64)
+        # The regime stays inside; and StepCounter, which a run appends, has a step_count
+        # of its own.
+        seen = self.observation_spec.clone()
+        seen["day"] = seen["step_count"]
+        del seen["step_count"], seen["params"]
+        self.state_spec = seen.clone()
+        seen["observation"] = Unbounded((window + 3,))
+        self.observation_spec = seen
+        self._initial_price, self._days = initial_price, max_steps
+
+    def _draw_regime(self) -> None:
+        index = torch.randint(len(self._regimes), (), generator=self.rng)
+        self._regime = self._regimes[int(index)]
+
+    def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
+        self._draw_regime()
+        return self._outward(super()._reset(self._regime))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        state = tensordict.select(*STATE).update(self._regime)
+        state.set("action", tensordict.get("action").argmax(-1, keepdim=True))
+        out = super()._step(state.set("step_count", tensordict.get("day")))
+        if out.get("done").any():
+            out.set("reward", out.get("reward") + self._settlement(out))
+            out.set("terminated", out.get("done").clone())
+            out.set("truncated", torch.zeros_like(out.get("done")))
+        elif torch.rand((), generator=self.rng) < self._change:
+            self._draw_regime()
+        return self._outward(out)
+
+    def _outward(self, out: TensorDictBase) -> TensorDictBase:
+        out = out.exclude("params").rename_key_("step_count", "day")
+        prices, held, entry, day = (out.get(key) for key in (*STATE, "day"))
+        logs = prices.log()
+        gain = torch.where(held, logs[-1:] - entry.clamp_min(1e-6).log(), 0.0)
+        parts = [
+            100.0 * logs.diff(),
+            logs[-1:] - math.log(self._initial_price),
+            held.float(),
+            10.0 * gain,
+            (1.0 - day / self._days).reshape(1),
+        ]
+        return out.set("observation", torch.cat(parts))
+
+    @staticmethod
+    def _settlement(out: TensorDictBase) -> Tensor:
+        """Return what selling at the end brings, 0 without a share."""
+        price, entry = out.get("price_history")[..., -1:], out.get("entry_price")
+        cost = out["params", "transaction_cost"] * price
+        profit = (price - entry) / entry.clamp_min(1e-6) - cost
+        return torch.where(out.get("current_holdings"), profit, 0.0)
+
+
+class PriceChart(ObservationTransform):
+    """Draw ``pixels``, uint8 ``[*B, 96, 8 (window - 1), 3]``, for people.
+
+    The window's prices as a line, green while a share is held, and the price it was bought
+    at as another.
+
+    Args:
+        window: Prices that are seen.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__(in_keys=list(STATE), out_keys=["pixels"])
+        self.columns = _COLUMNS * (window - 1)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        prices, held, entry = (next_tensordict.get(key) for key in self.in_keys)
+        marks = torch.where(held, entry, prices[..., -1:])
+        low = torch.minimum(prices.amin(-1, keepdim=True), marks)
+        high = torch.maximum(prices.amax(-1, keepdim=True), marks)
+
+        def height(price: Tensor) -> Tensor:
+            return 4.0 + (_HEIGHT - 9.0) * (high - price) / (high - low).clamp_min(1e-9)
+
+        line = torch.nn.functional.interpolate(
+            height(prices).unsqueeze(-2), self.columns + 1, mode="linear", align_corners=True
+        ).squeeze(-2)
+        rows = torch.arange(_HEIGHT).view(-1, 1)
+        first, second = line[..., None, :-1], line[..., None, 1:]
+        drawn = (rows >= torch.minimum(first, second) - 1) & (rows <= torch.maximum(first, second))
+        bought = held[..., None] & ((rows - height(entry)[..., None]).abs() < 0.5)
+
+        paper, ink, green, amber = torch.tensor(_CHART_COLORS, dtype=torch.uint8)
+        picture = torch.where(bought.unsqueeze(-1), amber, paper)
+        ink = torch.where(held[..., None, None], green, ink)
+        return next_tensordict.set("pixels", torch.where(drawn.unsqueeze(-1), ink, picture))
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the entry."""
+        shape = (*observation_spec.shape, _HEIGHT, self.columns, 3)
+        observation_spec["pixels"] = Bounded(
+            0, 255, shape, dtype=torch.uint8, device=observation_spec.device
+        )
+        return observation_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    r"""What counts of a window of prices, coarse enough for situations to come again.
+
+    Args:
+        days: Daily returns :math:`n` in the window.
+        trend: Standard errors of the mean daily return from none,
+            :math:`\bar r \sqrt n / s`, to the next half, from -3 to 3.
+        week: The same of the last five days, to the next whole, from -2 to 2.
+        volatility: :math:`s \sqrt{252}`, to the nearest level.
+        held: Whether a share is held.
+        gain: -1, 0 or 1: held at a loss of more than 1%, about even, at a gain.
+        ending: Whether ten days or fewer are left.
+    """
+
+    days: int
+    trend: float
+    week: float
+    volatility: float
+    held: bool
+    gain: int
+    ending: bool
+
+    @classmethod
+    def read(cls, observation: Mapping[str, Any], *, max_steps: int) -> Market:
+        """Read one row of the environment's output.
+
+        Args:
+            observation: ``price_history`` ``[window]``, ``current_holdings`` ``[1]``,
+                ``entry_price`` ``[1]`` and ``day`` ``[]``.
+
+        Keyword Args:
+            max_steps: Days of an episode.
+        """
+        prices = np.asarray(observation["price_history"], dtype=np.float64)
+        returns = np.diff(np.log(prices))
+        spread = max(float(returns.std(ddof=1)), 1e-9)
+        held = bool(observation["current_holdings"].item())
+        gain = prices[-1] / float(observation["entry_price"].item()) - 1.0 if held else 0.0
+
+        def errors(part: np.ndarray, step: float, most: float) -> float:
+            value = part.mean() * math.sqrt(len(part)) / spread
+            # Without the sum a value that rounds to nothing could be -0.0.
+            return float(np.clip(round(value / step) * step, -most, most)) + 0.0
+
+        yearly = spread * math.sqrt(DAYS_A_YEAR)
+        return cls(
+            days=len(returns),
+            trend=errors(returns, 0.5, 3.0),
+            week=errors(returns[-WEEK:], 1.0, 2.0),
+            volatility=min(_LEVELS, key=lambda level: abs(math.log(yearly / level))),
+            held=held,
+            gain=int(gain > _EVEN) - int(gain < -_EVEN),
+            ending=int(observation["day"].item()) >= max_steps - _LAST_DAYS,
+        )
+
+    @property
+    def direction(self) -> str:
+        """``"rising"``, ``"falling"`` or ``"flat"``."""
+        if abs(self.trend) <= CLEAR:
+            return "flat"
+        return "rising" if self.trend > 0 else "falling"
+
+    @property
+    def mood(self) -> str:
+        """``"calm"``, ``"moving"`` or ``"turbulent"``."""
+        if self.volatility <= CALM:
+            return "calm"
+        return "turbulent" if self.volatility >= TURBULENT else "moving"
+
+    def change(self, errors: float, days: int) -> float:
+        """Return the log return of some days that lies ``errors`` standard errors from none."""
+        return errors * self.volatility * math.sqrt(days / DAYS_A_YEAR)
+
+
+class MarketDescriber(MemorylessDescriber):
+    """The window of prices as text: trend, last week, volatility, regime, position, cost.
+
+    All numbers are rounded as in :class:`Market`, so that an answer serves again.
+
+    Keyword Args:
+        cost: Cost of a trade, as a share.
+        max_steps: Days of an episode.
+    """
+
+    in_keys = ("price_history", "current_holdings", "entry_price", "day")
+    actions = ACTIONS
+
+    def __init__(self, *, cost: float, max_steps: int) -> None:
+        self.cost = cost
+        self.max_steps = max_steps
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return all that :class:`Market` keeps, and what trades cost."""
+        market = self._read(observation)
+        position = f"in{market.gain:+d}" if market.held else "out"
+        seen = f"{market.trend:+.1f} {market.week:+.0f} {market.volatility:g} {position}"
+        return f"{market.days}d {self.cost:g} {seen}{' end' if market.ending else ''}"
+
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return the abstract state: direction, band of volatility and position."""
+        market = self._read(observation)
+        rules = f"{market.days}d {self.cost:g}"
+        return f"{rules} {market.direction} {market.mood} {'in' if market.held else 'out'}"
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the question about this day."""
+        market = self._read(observation)
+        return AdviceRequest(
+            _tell(market, self.cost),
+            self.actions,
+            self.cache_key(row, observation),
+            facts={"cost": self.cost, **asdict(market)},
+            action_meanings=(
+                "leave things as they are",
+                "buy one share, if you hold none",
+                "sell your share, if you hold one",
+            ),
+            mission="end the year in profit, after costs",
+        )
+
+    def _read(self, observation: Mapping[str, Any]) -> Market:
+        return Market.read(observation, max_steps=self.max_steps)
+
+
+def _tell(market: Market, cost: float) -> str:
+    def moved(errors: float, days: int) -> str:
+        percent = 100.0 * market.change(errors, days)
+        if round(abs(percent), 1) == 0:
+            return "hardly moved"
+        return f"{'rose' if percent > 0 else 'fell'} by about {abs(percent):.1f}%"
+
+    position = "You hold no share."
+    if market.held:
+        now = {-1: "at a loss", 0: "about even", 1: "at a profit"}[market.gain]
+        position = f"You hold one share, {now} against the price that you paid."
+    trend = "The trend cannot be told from none."
+    if market.trend:
+        side = "above" if market.trend > 0 else "below"
+        trend = f"The trend lies {abs(market.trend):.1f} standard errors {side} none."
+    left = f"{_LAST_DAYS} days or fewer" if market.ending else f"More than {_LAST_DAYS} days"
+    return (
+        f"A share's price, day by day. In the last {market.days} days it "
+        f"{moved(market.trend, market.days)}, in the last {WEEK} days it "
+        f"{moved(market.week, WEEK)}. Volatility is about {100 * market.volatility:.0f}% a year. "
+        f"{trend} The market looks {market.direction} and {market.mood}; such regimes last for "
+        f"weeks and then change without notice.\n{position} Each purchase and each sale costs "
+        f"about {100 * cost:.2f}% at the year's first price, and more in proportion as the price "
+        f"is higher. {left} are left; at the end what is held is sold."
+    )
+
+
+class MomentumPlanner:
+    r"""Buy on a clear rise, sell on a clear fall, hold otherwise.
+
+    With the trend :math:`z` in standard errors, what of it is clear is expected to go on for
+    as long as the window lasted, or for five days where ten or fewer are left:
+
+    .. math::
+        g = \mathrm{sign}(z)\,\max(|z| - 0.75, 0)\;\sigma\sqrt{n / 252}\;
+            \min(1, d / n)
+
+    Without a share, the value of buying is :math:`g` less the cost of two trades at the year's
+    first price. With one, the value of selling is :math:`-g`: its cost is due sooner or later
+    anyway. All other values are 0.
+    Following a trend is an old rule: `Time series momentum
+    <https://doi.org/10.1016/j.jfineco.2011.11.003>`_.
+
+    Keyword Args:
+        calm_confidence: Confidence in a calm market; it grows linearly with volatility to 1
+            in a turbulent one. Default: ``1.0``.
+
+    Raises:
+        ValueError: If ``calm_confidence`` lies outside 0 to 1.
+
+    Examples:
+        >>> facts = {"trend": 2.0, "volatility": 0.3, "days": 19, "held": False, "cost": 0.001}
+        >>> request = AdviceRequest("", ACTIONS, "", facts={**facts, "ending": False})
+        >>> values = MomentumPlanner()(request)
+        >>> ACTIONS[max(range(3), key=values.__getitem__)]
+        'buy'
+    """
+
+    def __init__(self, *, calm_confidence: float = 1.0) -> None:
+        if not 0.0 <= calm_confidence <= 1.0:
+            raise ValueError(
+                f"calm_confidence must lie in [0, 1], got {calm_confidence}: 1 makes advice "
+                "equally strong in all markets."
+            )
+        self.calm_confidence = calm_confidence
+
+    @property
+    def cache_prefix(self) -> str:
+        """Its setting, which shapes what it claims."""
+        return f"calm {self.calm_confidence!r}"
+
+    def __call__(self, request: AdviceRequest) -> list[float] | None:
+        """Return one value an action, ``None`` for requests of other describers."""
+        facts = request.facts
+        if "trend" not in facts or request.actions != ACTIONS:
+            return None
+        days = facts["days"]
+        ahead = min(days, _LAST_DAYS // 2) if facts["ending"] else days
+        clear = math.copysign(max(abs(facts["trend"]) - CLEAR, 0.0), facts["trend"])
+        gain = clear * facts["volatility"] * math.sqrt(days / DAYS_A_YEAR) * ahead / days
+        if facts["held"]:
+            return [0.0, 0.0, -gain]
+        return [0.0, gain - 2.0 * facts["cost"], 0.0]
+
+    def confidence(self, request: AdviceRequest) -> float:
+        """Return the confidence of its advice, from ``calm_confidence`` to 1."""
+        share = (request.facts["volatility"] - CALM) / (TURBULENT - CALM)
+        return self.calm_confidence + (1.0 - self.calm_confidence) * min(max(share, 0.0), 1.0)

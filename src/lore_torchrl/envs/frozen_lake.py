@@ -8,30 +8,18 @@ from typing import Any
 import numpy as np
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.gym_batch import GymFamily, gym
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 
 ACTIONS = ("left", "down", "right", "up")
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 _LEGEND = "'S' start, 'F' ice, 'H' hole (deadly), 'G' goal, '@' you"
-# Steps that are thought ahead of, and how much less a later goal is worth.
+# Of value iteration.
 _SWEEPS, _DISCOUNT = 500, 0.99
 
 
-class _OneHotState(gym.ObservationWrapper):
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        self.states = int(env.observation_space.n)
-        box = gym.spaces.Box(0.0, 1.0, (self.states,), np.float32)
-        self.observation_space = gym.spaces.Dict({"observation": box})
-
-    def observation(self, observation: int) -> dict[str, np.ndarray]:
-        state = np.zeros(self.states, dtype=np.float32)
-        state[observation] = 1.0
-        return {"observation": state}
-
-
-class FrozenLake(GymFamily):
-    """Gymnasium's FrozenLake as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+class FrozenLake(GymAdapter):
+    """Gymnasium's FrozenLake as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     The agent sees its own square, one-hot; the advisor is also told the map, which does not
     change. On slippery ice a move goes as meant in one case of three, and to either side of
@@ -59,12 +47,13 @@ class FrozenLake(GymFamily):
         if map_name not in (None, "4x4", "8x8"):
             raise ValueError(f"map_name must be '4x4', '8x8' or None, got {map_name!r}.")
         self.env_id = env_id
-        self.settings: dict[str, Any] = {"is_slippery": slippery}
-        if map_name is not None:
-            self.settings["map_name"] = map_name
-        if max_steps is not None:
-            self.settings["max_episode_steps"] = max_steps
         self.slippery = slippery
+        settings = {
+            "is_slippery": slippery,
+            "map_name": map_name,
+            "max_episode_steps": max_steps,
+        }
+        self.settings = {name: value for name, value in settings.items() if value is not None}
         probe = gym.make(env_id, **self.settings)
         if not hasattr(probe.unwrapped, "desc"):
             raise ValueError(f"{env_id} is no FrozenLake: it has no map of ice, holes and a goal.")
@@ -75,18 +64,25 @@ class FrozenLake(GymFamily):
     def make_gym(self, pixels: bool = False) -> gym.Env:
         """Make a lake; ``observation`` is the square, one-hot ``[squares]``."""
         mode = "rgb_array" if pixels else None
-        return _OneHotState(gym.make(self.env_id, render_mode=mode, **self.settings))
+        env = gym.make(self.env_id, render_mode=mode, **self.settings)
+        squares = int(env.observation_space.n)
+        box = gym.spaces.Box(0.0, 1.0, (squares,), np.float32)
+        return gym.wrappers.TransformObservation(
+            env,
+            lambda square: {"observation": np.eye(squares, dtype=np.float32)[square]},
+            gym.spaces.Dict({"observation": box}),
+        )
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> FrozenLakeDescriber:
-        """Make the describer; there is nothing to remember, and no picture."""
+        """Make the describer, which has no memory and no picture."""
         return FrozenLakeDescriber(self.squares, slippery=self.slippery)
 
     def make_planner(self) -> FrozenLakePlanner:
-        """Make the planner, which knows the map and how ice is."""
+        """Make the planner, which knows the map and whether ice is slippery."""
         return FrozenLakePlanner(self.squares, slippery=self.slippery)
 
 
-class FrozenLakeDescriber:
+class FrozenLakeDescriber(MemorylessDescriber):
     """The map with the agent on it, as text.
 
     Args:
@@ -105,13 +101,8 @@ class FrozenLakeDescriber:
         # One store may hold the answers about several lakes.
         self._lake = f"{'/'.join(squares)} {'ice' if slippery else 'snow'}"
 
-    def observe(
-        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
-    ) -> None:
-        """Nothing is remembered."""
-
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
-        """Return the map, how ice is, and the square's number."""
+        """Return the map, whether it is slippery, and the square's number."""
         return f"{self._lake} {_square(observation)}"
 
     coarse_key = cache_key
@@ -171,11 +162,11 @@ class FrozenLakePlanner:
         self._values = np.zeros((len(flat), 4))
         for _ in range(_SWEEPS):
             best = np.where(ends, 0.0, self._values.max(1))
-            worth = (reward + _DISCOUNT * best)[following]
+            values = (reward + _DISCOUNT * best)[following]
             if slippery:
                 # As meant, or at a right angle to it, to either side.
-                worth = (worth + np.roll(worth, 1, 1) + np.roll(worth, -1, 1)) / 3
-            self._values = worth
+                values = (values + np.roll(values, 1, 1) + np.roll(values, -1, 1)) / 3
+            self._values = values
 
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value an action, ``None`` for requests of other describers."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.batch import Success
-from lore_torchrl.envs.gym_batch import GymFamily, gym
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 
 #: The actions that the advisor chooses among, and their torques.
 TORQUES = {
@@ -42,14 +43,10 @@ class _Held(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        box = gym.spaces.Box
+        held = gym.spaces.Box(0.0, np.inf, (1,), np.float32)
         self.observation_space = gym.spaces.Dict(
-            {
-                "observation": env.observation_space,
-                "held": box(0.0, np.inf, (1,), np.float32),
-            }
+            {"observation": env.observation_space, "held": held}
         )
-        self._steps = 0
 
     def _seen(self, observation: np.ndarray) -> dict[str, np.ndarray]:
         self._steps = self._steps + 1 if observation[0] > math.cos(UPRIGHT) else 0
@@ -65,32 +62,14 @@ class _Held(gym.Wrapper):
         return self._seen(observation), float(reward), terminated, truncated, info
 
 
-class HeldToTheEnd(Success):
-    """Write ``success``: whether the episode ends here and the rod was held up to then.
-
-    Pendulum never terminates, so that an episode has succeeded if the rod was within
-    :data:`UPRIGHT` of upright in each of its last ``hold_steps`` steps.
-
-    Args:
-        hold_steps: Steps.
-    """
-
-    def __init__(self, hold_steps: int) -> None:
-        super().__init__()
-        self.hold_steps = hold_steps
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        held = next_tensordict.get("held") >= self.hold_steps
-        return next_tensordict.set("success", next_tensordict.get("done") & held)
-
-
-class Pendulum(GymFamily):
-    """Gymnasium's Pendulum as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+class Pendulum(GymAdapter):
+    """Gymnasium's Pendulum as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     The agent sees cosine and sine of the angle from upright and the angular velocity, and
     acts by a torque ``[N, 1]`` from -2 to 2, positive counterclockwise. The advisor chooses
-    among the seven named torques of :data:`TORQUES`. An episode succeeds if the rod has been
-    upright for its last ``hold_steps`` steps: see :class:`HeldToTheEnd`.
+    among the seven named torques of :data:`TORQUES`. Pendulum never terminates; an episode
+    succeeds if the rod has been within :data:`UPRIGHT` of upright in each of its last
+    ``hold_steps`` steps.
 
     Args:
         env_id: Gymnasium id. Default: ``"Pendulum-v1"``.
@@ -112,21 +91,19 @@ class Pendulum(GymFamily):
                 f"hold_steps={hold_steps} must lie between 1 and the episode's {limit} steps: "
                 "lower env.options.hold_steps, or raise env.max_steps."
             )
-        self.env_id = env_id
-        self.hold_steps = hold_steps
-        self.settings = {"max_episode_steps": limit}
+        self.env_id, self.max_steps, self.hold_steps = env_id, limit, hold_steps
 
     def make_gym(self, pixels: bool = False) -> gym.Env:
         """Make a pendulum; ``observation`` is ``[3]``, the action ``[1]``."""
         mode = "rgb_array" if pixels else None
-        return _Held(gym.make(self.env_id, render_mode=mode, **self.settings))
+        return _Held(gym.make(self.env_id, render_mode=mode, max_episode_steps=self.max_steps))
 
-    def make_success(self) -> HeldToTheEnd:
-        """Make what writes ``success``: whether the rod was held up to the end."""
-        return HeldToTheEnd(self.hold_steps)
+    def success(self, following: TensorDictBase) -> Tensor:
+        """Return whether the episode ends here, and the rod was held up to then."""
+        return following.get("done") & (following.get("held") >= self.hold_steps)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> PendulumDescriber:
-        """Make the describer; there is nothing to remember, and no picture."""
+        """Make the describer, which has no memory and no picture."""
         return PendulumDescriber()
 
     def make_planner(self) -> PendulumPlanner:
@@ -153,7 +130,7 @@ def energy(angle: float, speed: float) -> float:
     return speed**2 / 6.0 + 5.0 * math.cos(angle)
 
 
-class PendulumDescriber:
+class PendulumDescriber(MemorylessDescriber):
     """Angle, speed and energy in words and numbers.
 
     Situations are rounded, finely near the top and coarsely elsewhere; the text tells of the
@@ -163,11 +140,6 @@ class PendulumDescriber:
     in_keys = ("observation",)
     actions = tuple(TORQUES)
     anchors = tuple((torque,) for torque in TORQUES.values())
-
-    def observe(
-        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
-    ) -> None:
-        """Nothing is remembered."""
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the rounded angle and speed."""

@@ -1,4 +1,4 @@
-"""Observations as PNG files, for language models that see."""
+"""PNG files, for language models that see."""
 
 from __future__ import annotations
 
@@ -36,25 +36,3 @@ def encode_png(pixels: np.ndarray) -> bytes:
         for name, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + body
-
-
-def view_png(cells: np.ndarray, position: tuple[int, int], *, tile: int = 24) -> bytes:
-    """Draw a MiniGrid view or map, ahead up, as MiniGrid itself does.
-
-    Args:
-        cells: uint8 ``[columns, rows, 3]`` in MiniGrid's codes.
-        position: The agent's (column, row).
-        tile: Pixels of a cell's side. Default: ``24``.
-
-    Raises:
-        ImportError: If MiniGrid is not installed.
-    """
-    try:
-        from minigrid.core.grid import Grid
-    except ImportError as err:
-        raise ImportError(
-            "Pictures of MiniGrid views need minigrid: pip install 'lore-torchrl[minigrid]'."
-        ) from err
-    grid, seen = Grid.decode(np.ascontiguousarray(cells))
-    # MiniGrid's direction 3 is up; cells outside the mask are drawn dark.
-    return encode_png(grid.render(tile, position, 3, highlight_mask=seen))

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.batch import Success
-from lore_torchrl.envs.gym_batch import GymFamily, gym
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 
 ACTIONS = ("up", "right", "down", "left")
 _MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
@@ -20,9 +22,7 @@ _WALL, _SIGHT = 5, 2
 _SEEN = (BODY, APPLE, ENEMY, _WALL)
 _SYMBOLS = ".o@A#"
 _COLORS = ((40, 40, 40), (60, 160, 60), (120, 230, 120), (210, 50, 50), (150, 80, 200))
-_DEADLY = -1000.0
-_UNREACHABLE = -100.0
-_BITTER = 50.0
+_DEADLY, _UNREACHABLE, _BITTER = -1000.0, -100.0, 50.0
 Cell = tuple[int, int]
 
 
@@ -60,7 +60,8 @@ class SnakeEnv(gym.Env):
         max_steps: int = 100,
         render_mode: str | None = None,
     ) -> None:
-        for name, value, least in (("size", size, 4), ("apples", apples, 1)):
+        limits = (("size", size, 4), ("apples", apples, 1), ("max_steps", max_steps, 1))
+        for name, value, least in limits:
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number from {least} on, got {value}.")
         most = size * size - 1 - 2 * enemy
@@ -69,11 +70,8 @@ class SnakeEnv(gym.Env):
                 f"apples must be at most {most}, got {apples}: a field of {size} by {size} has no "
                 "room for a snake that has eaten them all. Raise size."
             )
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be positive, got {max_steps}.")
         self.size, self.apples, self.poison, self.enemy = size, apples, poison, enemy
-        self.max_steps = max_steps
-        self.render_mode = render_mode
+        self.max_steps, self.render_mode = max_steps, render_mode
         self.action_space = gym.spaces.Discrete(len(ACTIONS))
         near = len(_SEEN) * (2 * _SIGHT + 1) ** 2
         features = gym.spaces.Box(-1.0, 1.0, (near + 8,), np.float32)
@@ -88,9 +86,8 @@ class SnakeEnv(gym.Env):
         self.body: deque[Cell] = deque()
         self.other: deque[Cell] = deque()
         self.apple: Cell | None = None
-        self.body.appendleft(self._free_cell())
-        if self.enemy:
-            self.other.appendleft(self._free_cell())
+        for snake in (self.body, self.other)[: 1 + self.enemy]:
+            snake.append(self._free_cell())
         self.apple = self._free_cell()
         self.eaten = self.steps = 0
         return self._observe(), {}
@@ -98,23 +95,22 @@ class SnakeEnv(gym.Env):
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Move; then the other snake moves."""
         self.steps += 1
-        head = self._ahead(self.body[0], int(action))
-        grows = head == self.apple
+        head, reward = _ahead(self.body[0], int(action)), 0.0
         # The tail too, though it moves on: what the field shows as body is deadly.
         crashed = not self._inside(head) or head in self.body or head in self.other
-        reward = 0.0
-        if not crashed:
+        if crashed:
+            reward = -1.0
+        else:
             self.body.appendleft(head)
-            if grows:
+            if head == self.apple:
                 self.eaten += 1
                 reward = -1.0 if self.poison else 1.0
                 self.apple = self._free_cell()
             else:
                 self.body.pop()
-            self._move_other()
+            if self.enemy:
+                self._move_other()
         terminated = crashed or (not self.poison and self.eaten >= self.apples)
-        if crashed:
-            reward = -1.0
         return self._observe(), reward, terminated, self.steps >= self.max_steps, {}
 
     def field(self) -> np.ndarray:
@@ -124,8 +120,7 @@ class SnakeEnv(gym.Env):
             for cell in where:
                 cells[cell] = kind
         cells[self.body[0]] = HEAD
-        if self.apple is not None:
-            cells[self.apple] = APPLE
+        cells[self.apple] = APPLE
         return cells
 
     def render(self) -> np.ndarray:
@@ -139,20 +134,13 @@ class SnakeEnv(gym.Env):
         sight = 2 * _SIGHT + 1
         near = np.pad(field, _SIGHT, constant_values=_WALL)[y : y + sight, x : x + sight]
         seen = [(near == kind).reshape(-1) for kind in _SEEN]
-        return {
-            "observation": np.concatenate([*seen, self._bearing()], dtype=np.float32),
-            "field": field,
-        }
-
-    def _bearing(self) -> np.ndarray:
-        """Return where the apple lies, zeros if there is none."""
         bearing = np.zeros(8, dtype=np.float32)
-        if self.apple is not None:
-            for axis, (apple, head) in enumerate(zip(self.apple, self.body[0], strict=True)):
-                away = apple - head
-                bearing[4 * axis + 1 + int(np.sign(away))] = 1.0
-                bearing[4 * axis + 3] = away / self.size
-        return bearing
+        for axis, (apple, head) in enumerate(zip(self.apple, self.body[0], strict=True)):
+            away = apple - head
+            bearing[4 * axis + 1 + int(np.sign(away))] = 1.0
+            bearing[4 * axis + 3] = away / self.size
+        features = np.concatenate([*seen, bearing], dtype=np.float32)
+        return {"observation": features, "field": field}
 
     def _free_cell(self) -> Cell:
         taken = {*self.body, *self.other, self.apple}
@@ -163,14 +151,8 @@ class SnakeEnv(gym.Env):
     def _inside(self, cell: Cell) -> bool:
         return all(0 <= part < self.size for part in cell)
 
-    @staticmethod
-    def _ahead(cell: Cell, action: int) -> Cell:
-        return cell[0] + _MOVES[action][0], cell[1] + _MOVES[action][1]
-
     def _move_other(self) -> None:
-        if not self.enemy:
-            return
-        around = [self._ahead(self.other[0], action) for action in range(len(_MOVES))]
+        around = [_ahead(self.other[0], action) for action in range(len(_MOVES))]
         taken = {*self.body, *self.other, self.apple}
         free = [cell for cell in around if self._inside(cell) and cell not in taken]
         if free:
@@ -179,25 +161,8 @@ class SnakeEnv(gym.Env):
                 self.other.pop()
 
 
-class _SnakeSuccess(Success):
-    """With ``poison``: success is to have lived to the step limit without eating."""
-
-    def __init__(self, *, poison: bool) -> None:
-        super().__init__()
-        self.poison = poison
-
-    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
-        if not self.poison:
-            return super()._step(tensordict, next_tensordict)
-        # Each apple eaten has left the snake longer than the one cell that it began with.
-        field = next_tensordict.get("field")
-        short = ((field == BODY).flatten(-2).sum(-1, keepdim=True)) == 0
-        alive = next_tensordict.get("truncated") & ~next_tensordict.get("terminated")
-        return next_tensordict.set("success", alive & short)
-
-
-class Snake(GymFamily):
-    """:class:`SnakeEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
+class Snake(GymAdapter):
+    """:class:`SnakeEnv` as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     Args:
         env_id: A name for logs. Default: ``"Snake"``.
@@ -223,13 +188,10 @@ class Snake(GymFamily):
     ) -> None:
         self.env_id = env_id
         self.poison = poison
-        self.settings: dict[str, Any] = {
-            "size": size,
-            "apples": apples,
-            "poison": poison,
-            "enemy": enemy,
-            "max_steps": 100 if max_steps is None else max_steps,
-        }
+        limit = 100 if max_steps is None else max_steps
+        self.settings: dict[str, Any] = dict(
+            size=size, apples=apples, poison=poison, enemy=enemy, max_steps=limit
+        )
         SnakeEnv(**self.settings)
 
     def make_gym(self, pixels: bool = False) -> gym.Env:
@@ -241,12 +203,16 @@ class Snake(GymFamily):
         """
         return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
 
-    def make_success(self) -> Success:
-        """Make what writes ``success``, by what apples are."""
-        return _SnakeSuccess(poison=self.poison)
+    def success(self, following: TensorDictBase) -> Tensor:
+        """Return whether all apples are eaten; with ``poison``, whether none was to the end."""
+        if not self.poison:
+            return super().success(following)
+        # Each apple eaten has left the snake longer than the one cell that it began with.
+        ate = (following.get("field") == BODY).flatten(-2).any(-1, keepdim=True)
+        return following.get("truncated") & ~following.get("terminated") & ~ate
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> SnakeDescriber:
-        """Make the describer; all is in sight, there is nothing to remember."""
+        """Make the describer, which has no memory and no picture: all is in sight."""
         return SnakeDescriber(poison=self.poison)
 
     def make_planner(self) -> SnakePlanner:
@@ -254,7 +220,7 @@ class Snake(GymFamily):
         return SnakePlanner()
 
 
-class SnakeDescriber:
+class SnakeDescriber(MemorylessDescriber):
     """The field as text.
 
     Keyword Args:
@@ -269,11 +235,6 @@ class SnakeDescriber:
         # One store may hold the answers of both games.
         self._rules = "poison " if poison else ""
 
-    def observe(
-        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
-    ) -> None:
-        """Nothing is remembered."""
-
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the field, cell by cell, and whether apples are bad."""
         return self._rules + "".join(_SYMBOLS[cell] for cell in observation["field"].reshape(-1))
@@ -282,11 +243,9 @@ class SnakeDescriber:
         """Return where the apple lies, and which of the four cells around the head are free."""
         field = observation["field"]
         head, apple = _find(field, HEAD), _find(field, APPLE)
-        side = (
-            "-"
-            if apple is None
-            else "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
-        )
+        side = "-"
+        if apple is not None:
+            side = "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
         around = ("x" if _blocked(field, head, action) else "." for action in range(4))
         return self._rules + side + "".join(around)
 
@@ -316,22 +275,26 @@ class SnakePlanner:
         field = request.facts.get("field")
         if field is None or request.actions != ACTIONS:
             return None
-        head, poison = _find(field, HEAD), bool(request.facts.get("poison"))
-        values = []
+        head, values = _find(field, HEAD), []
         for action in range(len(ACTIONS)):
             if _blocked(field, head, action):
                 values.append(_DEADLY)
                 continue
-            first = SnakeEnv._ahead(head, action)
+            first = _ahead(head, action)
             distances = _flood(field, first)
+            ways_on = sum(not _blocked(field, first, action) for action in range(len(ACTIONS)))
             # Where the other snake could shut it in there is less room.
-            room = min(len(distances), 12) + 0.1 * _freedom(field, first)
+            room = min(len(distances), 12) + 0.1 * ways_on
             way = [steps for cell, steps in distances.items() if field[cell] == APPLE]
-            if poison:
+            if request.facts["poison"]:
                 values.append(room - (_BITTER if field[first] == APPLE else 0.0))
             else:
                 values.append(-float(way[0]) if way else _UNREACHABLE + room)
         return values
+
+
+def _ahead(cell: Cell, action: int) -> Cell:
+    return cell[0] + _MOVES[action][0], cell[1] + _MOVES[action][1]
 
 
 def _find(field: np.ndarray, kind: int) -> Cell | None:
@@ -340,13 +303,9 @@ def _find(field: np.ndarray, kind: int) -> Cell | None:
 
 
 def _blocked(field: np.ndarray, cell: Cell, action: int) -> bool:
-    y, x = SnakeEnv._ahead(cell, action)
+    y, x = _ahead(cell, action)
     inside = 0 <= y < field.shape[0] and 0 <= x < field.shape[1]
     return not inside or field[y, x] in (BODY, ENEMY)
-
-
-def _freedom(field: np.ndarray, cell: Cell) -> int:
-    return sum(not _blocked(field, cell, action) for action in range(len(ACTIONS)))
 
 
 def _flood(field: np.ndarray, start: Cell) -> dict[Cell, int]:
@@ -355,7 +314,7 @@ def _flood(field: np.ndarray, start: Cell) -> dict[Cell, int]:
     while queue:
         cell = queue.popleft()
         for action in range(len(ACTIONS)):
-            ahead = SnakeEnv._ahead(cell, action)
+            ahead = _ahead(cell, action)
             if not _blocked(field, cell, action) and ahead not in distances:
                 distances[ahead] = distances[cell] + 1
                 queue.append(ahead)

@@ -21,7 +21,9 @@ from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
 from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.family import EnvFamily, anchors_of, close_env, read_row
+from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
+from lore_torchrl.envs.adapter import anchors_of, read_row
+from lore_torchrl.envs.batch import close_env
 from lore_torchrl.modules import GaussianMixer, LogitMixer
 
 #: Where the advice of a step came from.

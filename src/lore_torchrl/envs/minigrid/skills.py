@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Composite, TensorSpec
+from torchrl.data import Binary, Bounded, Composite
 from torchrl.envs import Transform
 from torchrl.envs.transforms.utils import _get_reset
 
-# MiniGrid's codes, so that the transform works without MiniGrid; a test compares them.
-_DOOR, _KEY, _GOAL = 4, 5, 8
-_OPEN, _LOCKED = 0, 2
-_TOGGLE = 5
+from lore_torchrl.envs.minigrid.describer import ACTIONS, DOOR, GOAL, KEY, LOCKED, OPEN
+
+_TOGGLE = ACTIONS.index("toggle")
 
 RUNNING_KEYS = ("skill_key_picked", "skill_door_opened", "skill_unlocked")
 STEP_KEYS = ("skill_has_key", "skill_invalid_action")
@@ -42,47 +41,29 @@ class MiniGridSkills(Transform):
     | ``skill_distance_door_goal`` | float32 | nearest pair of a door and a goal in view |
 
     Distances are Manhattan distances in cells within the view, -1 where one of the two is
-    not visible. A door that the agent stands in is not visible. An open door counts
-    whoever opened it; MiniGrid's tasks start with their doors shut, save ObstructedMaze
-    and Playground, where some may be open.
+    not visible. A door that the agent stands in is not visible. An open door counts whoever
+    opened it.
 
-    Put it on the outermost batched environment, after the transform that writes
-    ``action_mask``. Running entries are declared as state too, so it also works in the
-    workers of a ``ParallelEnv``.
-
-    Args:
-        image_key: View to read, ``[*B, W, H, 3]``. Default: ``"image"``.
-        action_key: One-hot action to read, ``[*B, A]``. Default: ``"action"``.
-        action_mask_key: Mask to read, ``[*B, A]``. Default: ``"action_mask"``.
+    It belongs on the outermost batched environment, after the transform that writes
+    ``action_mask``. It reads ``image``, ``action`` and ``action_mask``.
 
     Examples:
-        >>> from lore_torchrl.envs.minigrid import make_env
-        >>> env = make_env("MiniGrid-DoorKey-5x5-v0", num_envs=2)
-        >>> env = env.append_transform(MiniGridSkills())
+        >>> from lore_torchrl.envs.minigrid import MiniGrid
+        >>> env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=2, seed=0)
         >>> env.rollout(3)["next", "skill_key_picked"].shape
         torch.Size([2, 3, 1])
     """  # noqa: E501
 
-    def __init__(
-        self,
-        *,
-        image_key: NestedKey = "image",
-        action_key: NestedKey = "action",
-        action_mask_key: NestedKey = "action_mask",
-    ):
-        super().__init__(in_keys=[image_key], out_keys=[*RUNNING_KEYS, *STEP_KEYS, *DISTANCE_KEYS])
-        self.image_key = image_key
-        self.action_key = action_key
-        self.action_mask_key = action_mask_key
+    def __init__(self) -> None:
+        super().__init__(in_keys=["image"], out_keys=[*RUNNING_KEYS, *STEP_KEYS, *DISTANCE_KEYS])
 
     def _write_view(self, image: Tensor, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Write what the view alone tells; return (carries a key, sees an open door)."""
         kind = image[..., 0].flatten(-2)
         own = image.shape[-3] // 2 * image.shape[-2] + image.shape[-2] - 1
-        key, door, goal = kind == _KEY, kind == _DOOR, kind == _GOAL
+        key, door, goal = kind == KEY, kind == DOOR, kind == GOAL
         has_key = key[..., own : own + 1]
-        is_open = image[..., 2].flatten(-2) == _OPEN
-        sees_open = (door & is_open).any(-1, keepdim=True)
+        sees_open = (door & (image[..., 2].flatten(-2) == OPEN)).any(-1, keepdim=True)
         agent = torch.zeros_like(key)
         agent[..., own] = True
         pairwise = _manhattan(image.shape[-3], image.shape[-2], image.device)
@@ -93,24 +74,22 @@ class MiniGridSkills(Transform):
         return has_key, sees_open
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        before, after = tensordict.get(self.image_key), next_tensordict.get(self.image_key)
-        action = tensordict.get(self.action_key).argmax(-1, keepdim=True)
+        before, after = tensordict.get("image"), next_tensordict.get("image")
+        action = tensordict.get("action").argmax(-1, keepdim=True)
         has_key, sees_open = self._write_view(after, next_tensordict)
-        unlocked = (action == _TOGGLE) & (_front_door(before) == _LOCKED)
-        unlocked &= _front_door(after) == _OPEN
+        unlocked = (action == _TOGGLE) & (_front_door(before) == LOCKED)
+        unlocked &= _front_door(after) == OPEN
         # A running entry is missing where the caller steps from a bare reset tensordict.
         for name, now in zip(RUNNING_KEYS, (has_key, sees_open, unlocked), strict=True):
             past = tensordict.get(name, None)
             next_tensordict.set(name, now if past is None else now | past)
-        valid = tensordict.get(self.action_mask_key).gather(-1, action)
+        valid = tensordict.get("action_mask").gather(-1, action)
         return next_tensordict.set("skill_invalid_action", ~valid)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        has_key, sees_open = self._write_view(
-            tensordict_reset.get(self.image_key), tensordict_reset
-        )
+        has_key, sees_open = self._write_view(tensordict_reset.get("image"), tensordict_reset)
         never = torch.zeros_like(has_key)
         reset = expand_as_right(_get_reset("_reset", tensordict), never)
         # A partial reset arrives with all rows: those that go on keep their past.
@@ -119,33 +98,25 @@ class MiniGridSkills(Transform):
             tensordict_reset.set(name, now if past is None else torch.where(reset, now, past))
         return tensordict_reset.set("skill_invalid_action", never.clone())
 
-    def _flag_specs(self, image: TensorSpec, names: tuple[str, ...]) -> dict[str, TensorSpec]:
-        shape = (*image.shape[:-3], 1)
-        return {
-            name: Binary(1, shape=shape, dtype=torch.bool, device=image.device) for name in names
-        }
-
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entries written."""
-        image = observation_spec[self.image_key]
-        observation_spec.update(self._flag_specs(image, (*RUNNING_KEYS, *STEP_KEYS)))
+        *batch, width, height, _ = observation_spec["image"].shape
+        settings = {"shape": (*batch, 1), "device": observation_spec["image"].device}
+        for name in (*RUNNING_KEYS, *STEP_KEYS):
+            observation_spec[name] = Binary(1, dtype=torch.bool, **settings)
         for name in DISTANCE_KEYS:
-            observation_spec[name] = Bounded(
-                -1.0,
-                float(image.shape[-3] + image.shape[-2] - 2),
-                shape=(*image.shape[:-3], 1),
-                dtype=torch.float32,
-                device=image.device,
-            )
+            farthest = float(width + height - 2)
+            observation_spec[name] = Bounded(-1.0, farthest, dtype=torch.float32, **settings)
         return observation_spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Declare the running entries as state, so that workers and resets receive them."""
+        """Declare the running entries as state, so that partial resets receive them."""
         state_spec = input_spec["full_state_spec"]
         if state_spec is None:
             state_spec = Composite(shape=input_spec.shape, device=input_spec.device)
-        image = self.parent.full_observation_spec[self.image_key]
-        state_spec.update(self._flag_specs(image, RUNNING_KEYS))
+        shape = (*self.parent.full_observation_spec["image"].shape[:-3], 1)
+        for name in RUNNING_KEYS:
+            state_spec[name] = Binary(1, shape=shape, dtype=torch.bool, device=input_spec.device)
         input_spec["full_state_spec"] = state_spec
         return input_spec
 
@@ -154,28 +125,15 @@ def summarize_skills(batch: TensorDictBase) -> dict[str, list[float]]:
     """Return what :class:`MiniGridSkills`' entries show in a collected batch, case by case.
 
     Of rates a case is an episode that ended in the batch (``("next", "done")``), of ratios a
-    step, of distances a step where both ends were visible. Their means over several batches
-    are the shares and distances of all of them.
+    step, of distances a step where both ends were visible.
 
     Args:
         batch: Transitions with the entries of :class:`MiniGridSkills` under ``"next"``,
             of any batch size.
 
     Returns:
-        Lists, empty without a case, by the names ``skill/pickup_key_rate``,
-        ``skill/door_open_rate``, ``skill/unlock_rate``, ``skill/has_key_ratio``,
-        ``skill/invalid_action_ratio``, ``skill/distance_agent_key``,
-        ``skill/distance_key_door`` and ``skill/distance_door_goal``.
-
-    Examples:
-        >>> from tensordict import TensorDict
-        >>> flag = torch.tensor([[True], [False]])
-        >>> entries = {name: flag for name in (*RUNNING_KEYS, *STEP_KEYS)}
-        >>> entries |= {name: torch.tensor([[2.0], [-1.0]]) for name in DISTANCE_KEYS}
-        >>> batch = TensorDict({"next": TensorDict(entries | {"done": flag}, [2])}, [2])
-        >>> summary = summarize_skills(batch)
-        >>> summary["skill/pickup_key_rate"], summary["skill/distance_agent_key"]
-        ([1.0], [2.0])
+        Lists, empty without a case, by the names of the metrics, such as
+        ``skill/pickup_key_rate``.
     """
     following = batch.get("next")
     ended = following.get("done")
@@ -196,7 +154,7 @@ def _front_door(image: Tensor) -> Tensor:
     """Return the state of the door ahead, ``[*B, 1]``, and -1 where there is none."""
     front = image[..., image.shape[-3] // 2, image.shape[-2] - 2, :]
     state = front[..., 2:3].long()
-    return torch.where(front[..., :1] == _DOOR, state, -1)
+    return torch.where(front[..., :1] == DOOR, state, -1)
 
 
 def _manhattan(width: int, height: int, device: torch.device) -> Tensor:

@@ -11,38 +11,36 @@ from typing import Any
 import numpy as np
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.envs.crafter_rules import (
+from lore_torchrl.envs.adapter import MemorylessDescriber
+from lore_torchrl.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
+    CENTER,
     CODE,
     CODES,
     COLLECT,
     DIRECTION_NAMES,
-    DIRECTIONS,
     ITEMS,
+    LOW,
     MAKE,
+    NEEDS,
     PLACE,
     VIEW,
     WALKABLE,
+    Situation,
     crafter,
     things_around,
 )
 from lore_torchrl.envs.picture import encode_png
 
 _SYMBOLS = dict(zip(CODES, "#~.o :T!ci$tf@CZS*pP", strict=True))
-_NEEDS = ("health", "food", "drink", "energy")
-# Needs at or below these are low.
-_LOW = {"health": 3, "food": 4, "drink": 4, "energy": 3}
-# Energy below this can be slept off; it begins there.
-_REST = 9
-_CENTRE = (VIEW[0] // 2, VIEW[1] // 2)
 _ENEMIES = ("zombie", "skeleton")
 # Whom to eat, and for which achievement.
 _FOOD = {"cow": "eat_cow", "ripe plant": "eat_plant"}
 _TILE = 32
 
 
-class CrafterDescriber:
+class CrafterDescriber(MemorylessDescriber):
     """The local view as a map, inventory, needs and achievements.
 
     Keyword Args:
@@ -56,11 +54,6 @@ class CrafterDescriber:
     def __init__(self, *, image: bool = False) -> None:
         self.image = image
 
-    def observe(
-        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
-    ) -> None:
-        """Nothing is remembered."""
-
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return a digest of all that the question tells."""
         facing, asleep, daylight = observation["stance"].tolist()
@@ -71,7 +64,7 @@ class CrafterDescriber:
         return digest.hexdigest()
 
     def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
-        """Return what a situation shares with those near it.
+        """Return the abstract state.
 
         Which needs are low (health where an enemy is in view), what could be made, placed or
         slept off, where the player faces and what is there (a thing of use, lava, something
@@ -80,101 +73,83 @@ class CrafterDescriber:
         game's own rules, what a low need asks for, what is lacking for a tool or for a thing
         to be placed, and what has not been collected or eaten yet.
         """
-        view, held = observation["view"], _held(observation)
-        facing, asleep, _ = observation["stance"].tolist()
-        unlocked = {
-            name for name, got in zip(ACHIEVEMENTS, observation["achievements"], strict=True) if got
-        }
+        here = Situation.read(observation)
+        view, held, unlocked = here.view, here.inventory, here.unlocked
         in_view = {CODES[code] for code in np.unique(view)}
-        near = things_around(view, _CENTRE)
+        near = things_around(view, CENTER)
         tools = {tool: rule for tool, rule in MAKE.items() if not held[tool]}
         # What has to be built first, and what that and the tools take.
         missing = {thing for rule in tools.values() for thing in rule["nearby"]} - in_view
         missing |= {thing for thing in PLACE if f"place_{thing}" not in unlocked}
         takes = _takes(tools, missing)
-        able = [thing for thing in PLACE if thing in missing and _affords(held, PLACE[thing])]
         # "!" marks what leaves enough for the tool, and a tool that can be made on the spot.
         able = [
-            thing + "!" * all(held[item] >= takes[item] for item in PLACE[thing]["uses"])
-            for thing in able
+            thing + "!" * all(held[item] >= takes[item] for item in rule["uses"])
+            for thing, rule in PLACE.items()
+            if thing in missing and here.has(rule["uses"])
         ]
-        wanted = _wanted(held, unlocked, takes)
+        wanted = _wanted(here, takes)
         for tool, rule in tools.items():
-            if _affords(held, rule):
+            if here.has(rule["uses"]):
                 able.append(tool + "!" * near.issuperset(rule["nearby"]))
                 wanted |= {*rule["nearby"]} - near
-        if "wake_up" not in unlocked and held["energy"] < _REST:
+        if "wake_up" not in unlocked and held["energy"] < 9:
             able.append("sleep")
-        found = np.argwhere(np.isin(view, [CODE[kind] for kind in wanted - {"grass"}]))
-        nearest = ""
+        nearest, found = "", np.array(here.cells(*wanted - {"grass"}))
         if len(found):
-            offsets = found - _CENTRE
+            offsets = found - CENTER
             distances = np.abs(offsets).sum(1)
             index = int(distances.argmin())
             side = "".join(str(sign) for sign in np.sign(offsets[index]))
-            nearest = f"{CODES[view[tuple(found[index])]]} {side} {int(distances[index] == 1)}"
-        ahead = CODES[_ahead(view, facing)]
+            nearest = f"{here.at(tuple(found[index]))} {side} {int(distances[index] == 1)}"
+        ahead = here.ahead
         if ahead not in wanted and ahead != "lava":
             ahead = "free" if ahead in WALKABLE else "blocked"
         # Weakness matters where there is something to flee from.
         safe = in_view.isdisjoint(_ENEMIES)
         low = [
-            need for need in _NEEDS if held[need] <= _LOW[need] and not (need == "health" and safe)
+            need for need in NEEDS if held[need] <= LOW[need] and not (need == "health" and safe)
         ]
-        parts = (",".join(low), ",".join(able), asleep, DIRECTION_NAMES[facing], ahead, nearest)
-        return "|".join(map(str, parts))
+        asleep, facing = str(int(here.asleep)), DIRECTION_NAMES[here.facing]
+        return "|".join((",".join(low), ",".join(able), asleep, facing, ahead, nearest))
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this situation."""
-        view, held = np.asarray(observation["view"]), _held(observation)
-        facing, asleep, daylight = observation["stance"].tolist()
-        unlocked = frozenset(
-            name for name, got in zip(ACHIEVEMENTS, observation["achievements"], strict=True) if got
-        )
+        here = Situation.read(observation)
+        view, held, unlocked = here.view, here.inventory, here.unlocked
         lines = ["".join(_SYMBOLS[CODES[code]] for code in line) for line in view.T]
         present = [CODES[code] for code in np.unique(view)]
         told = {"player": "you", "lava": "lava (deadly)"}
         legend = ", ".join(f"'{_SYMBOLS[name]}' {told.get(name, name)}" for name in present)
-        carried = [
-            f"{count} {item.replace('_', ' ')}"
-            for item, count in held.items()
-            if count and item not in _NEEDS
-        ]
-        needs = ", ".join(f"{name} {held[name]}" for name in _NEEDS)
-        done = [name.replace("_", " ") for name in ACHIEVEMENTS if name in unlocked]
-        left = [name.replace("_", " ") for name in ACHIEVEMENTS if name not in unlocked]
+        carried = [f"{held[item]} {item}" for item in ITEMS if held[item] and item not in NEEDS]
+        needs = ", ".join(f"{name} {held[name]}" for name in NEEDS)
+        done = [name for name in ACHIEVEMENTS if name in unlocked]
+        left = [name for name in ACHIEVEMENTS if name not in unlocked]
+
+        def told_of(names: list[str]) -> str:
+            return ", ".join(names).replace("_", " ") or "nothing"
+
         text = "\n".join(
             (
                 f"The survival game Crafter, seen from above ({legend}):",
                 *lines,
-                f"You face {DIRECTION_NAMES[facing]}: {CODES[_ahead(view, facing)]}."
-                + (" You are asleep." if asleep else "")
-                + (" It is night." if daylight < 50 else ""),
-                f"Of 9: {needs}. You carry: {', '.join(carried) or 'nothing'}.",
-                f"Achieved: {', '.join(done) or 'nothing'}.",
-                f"Not yet: {', '.join(left) or 'nothing'}.",
+                f"You face {DIRECTION_NAMES[here.facing]}: {here.ahead}."
+                + " You are asleep." * here.asleep
+                + " It is night." * here.dark,
+                f"Of 9: {needs}. You carry: {told_of(carried)}.",
+                f"Achieved: {told_of(done)}.",
+                f"Not yet: {told_of(left)}.",
             )
         )
         return AdviceRequest(
             text,
             self.actions,
             self.cache_key(row, observation),
-            facts={
-                "view": view.copy(),
-                "inventory": held,
-                "facing": facing,
-                "asleep": bool(asleep),
-                "dark": daylight < 50,
-                "unlocked": unlocked,
-            },
-            image=_draw(view, held, facing, bool(asleep)) if self.image else None,
+            facts=vars(here),
+            image=_draw(here) if self.image else None,
             action_meanings=_meanings(),
             mission="stay alive and unlock as many of the achievements as you can",
         )
-
-
-def _affords(held: Mapping[str, int], rule: Mapping[str, Any]) -> bool:
-    return all(held[item] >= count for item, count in rule["uses"].items())
 
 
 def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:
@@ -191,28 +166,18 @@ def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:
     return takes
 
 
-def _wanted(held: Mapping[str, int], unlocked: set[str], takes: Mapping[str, int]) -> set[str]:
+def _wanted(here: Situation, takes: Mapping[str, int]) -> set[str]:
     """Return the kinds of thing that are of use now, and those to beware of."""
-    wanted = {*_ENEMIES}
+    wanted, held = {*_ENEMIES}, here.inventory
     for kind, rule in COLLECT.items():
-        if all(held[item] >= count for item, count in rule["require"].items()):
-            for item in rule["receive"]:
-                lacking = held[item] <= _LOW[item] if item in _LOW else held[item] < takes[item]
-                if lacking or f"collect_{item}" not in unlocked:
-                    wanted.add(kind)
+        for item in rule["receive"] if here.has(rule["require"]) else ():
+            lacking = held[item] <= LOW[item] if item in LOW else held[item] < takes[item]
+            if lacking or f"collect_{item}" not in here.unlocked:
+                wanted.add(kind)
     for kind, achievement in _FOOD.items():
-        if held["food"] <= _LOW["food"] or achievement not in unlocked:
+        if held["food"] <= LOW["food"] or achievement not in here.unlocked:
             wanted.add(kind)
     return wanted
-
-
-def _held(observation: Mapping[str, Any]) -> dict[str, int]:
-    return dict(zip(ITEMS, observation["inventory"].tolist(), strict=True))
-
-
-def _ahead(view: np.ndarray, facing: int) -> int:
-    dx, dy = DIRECTIONS[facing]
-    return int(view[VIEW[0] // 2 + dx, VIEW[1] // 2 + dy])
 
 
 def _costs(uses: Mapping[str, int]) -> str:
@@ -248,13 +213,13 @@ def _textures() -> Any:
     return crafter.engine.Textures(crafter.constants.root / "assets")
 
 
-def _draw(view: np.ndarray, held: Mapping[str, int], facing: int, asleep: bool) -> bytes:
+def _draw(here: Situation) -> bytes:
     """Return the view and the inventory below it as a PNG."""
     textures, unit = _textures(), np.array((_TILE, _TILE))
     canvas = np.zeros((VIEW[0] * _TILE, VIEW[1] * _TILE, 3), np.uint8)
     names = {"edge": "unknown", "arrow": "arrow-up", "ripe plant": "plant-ripe"}
-    names["player"] = "player-sleep" if asleep else f"player-{DIRECTION_NAMES[facing]}"
-    for (column, row), code in np.ndenumerate(view):
+    names["player"] = "player-sleep" if here.asleep else f"player-{DIRECTION_NAMES[here.facing]}"
+    for (column, row), code in np.ndenumerate(here.view):
         layers = [CODES[code]]
         if code >= CODE["player"]:
             # What it stands on is hidden; skeletons keep to tunnels.
@@ -262,5 +227,5 @@ def _draw(view: np.ndarray, held: Mapping[str, int], facing: int, asleep: bool) 
         for name in layers:
             texture = textures.get(names.get(name, name), unit)
             crafter.engine._draw_alpha(canvas, np.array((column, row)) * _TILE, texture)
-    items = crafter.engine.ItemView(textures, (VIEW[0], 2))(held, unit)
+    items = crafter.engine.ItemView(textures, (VIEW[0], 2))(here.inventory, unit)
     return encode_png(np.ascontiguousarray(np.concatenate((canvas, items), 1).transpose(1, 0, 2)))

@@ -1,19 +1,14 @@
-"""Crafter: an open world with twenty-two achievements."""
+"""Crafter as a Gymnasium environment with symbolic or pixel observations."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from tensordict import TensorDictBase
 
-from lore_torchrl.envs.batch import Success
-from lore_torchrl.envs.crafter_describe import CrafterDescriber
-from lore_torchrl.envs.crafter_planner import CrafterPlanner
-from lore_torchrl.envs.crafter_rules import (
+from lore_torchrl.envs.crafter.rules import (
     ACHIEVEMENTS,
     ACTIONS,
     CODES,
@@ -24,10 +19,10 @@ from lore_torchrl.envs.crafter_rules import (
     PLACE,
     RIPE,
     VIEW,
+    Situation,
     crafter,
-    things_around,
 )
-from lore_torchrl.envs.gym_batch import GymFamily, gym
+from lore_torchrl.envs.gym_adapter import gym
 
 Observe = Literal["symbolic", "pixels", "both"]
 _FRAME = 64
@@ -69,13 +64,8 @@ class _Game(crafter.Env):
         self._world.__class__ = _World
         self._sem_view = _unseen
 
-    @property
-    def player(self) -> Any:
-        return self._player
-
-    @property
-    def world(self) -> Any:
-        return self._world
+    player = property(attrgetter("_player"))
+    world = property(attrgetter("_world"))
 
     def begin(self, seed: int) -> np.ndarray | None:
         self._seed, self._episode = seed, 0
@@ -214,13 +204,8 @@ class CrafterEnv(gym.Env):
         daylight = float(np.clip(self.game.world.daylight, 0.0, 1.0))
         stance = np.array([facing, player.sleeping, round(100 * daylight)], dtype=np.uint8)
         unlocked = np.array([player.achievements[name] > 0 for name in ACHIEVEMENTS])
-        seen = {
-            "view": view,
-            "inventory": inventory,
-            "stance": stance,
-            "achievements": unlocked,
-            "action_mask": self._action_mask(inventory, view, facing),
-        }
+        seen = {"view": view, "inventory": inventory, "stance": stance, "achievements": unlocked}
+        seen["action_mask"] = _action_mask(Situation.read(seen))
         if self.symbolic:
             vector = np.zeros(_VECTOR, dtype=np.float32)
             cells = view.size * len(CODES)
@@ -233,142 +218,17 @@ class CrafterEnv(gym.Env):
             seen["frame"] = np.ascontiguousarray(frame.transpose(2, 0, 1))
         return seen
 
-    def _action_mask(self, inventory: np.ndarray, view: np.ndarray, facing: int) -> np.ndarray:
-        """Tell by inventory and neighbourhood what can have an effect, bool ``[17]``."""
-        held = dict(zip(ITEMS, inventory.tolist(), strict=True))
-        x, y = VIEW[0] // 2, VIEW[1] // 2
-        dx, dy = DIRECTIONS[facing]
-        ahead = CODES[view[x + dx, y + dy]]
-        around = things_around(view, (x, y))
-        mask = np.ones(len(ACTIONS), dtype=np.bool_)
-        for index, action in enumerate(ACTIONS):
-            verb, _, name = action.partition("_")
-            if verb == "place":
-                needs, there = PLACE[name]["uses"], ahead in PLACE[name]["where"]
-            elif verb == "make":
-                needs, there = MAKE[name]["uses"], around.issuperset(MAKE[name]["nearby"])
-            else:
-                continue
-            mask[index] = there and all(held[item] >= count for item, count in needs.items())
+
+def _action_mask(here: Situation) -> np.ndarray:
+    """Tell by inventory and neighborhood what can have an effect, bool ``[17]``."""
+    mask = np.ones(len(ACTIONS), dtype=np.bool_)
+    for index, action in enumerate(ACTIONS):
+        verb, _, name = action.partition("_")
+        if verb in ("place", "make"):
+            rule = PLACE[name] if verb == "place" else MAKE[name]
+            there = here.ahead in rule["where"] if verb == "place" else here.beside(rule["nearby"])
             # Asleep, the game takes every action for sleep until energy is full.
-            mask[index] &= not (self.game.player.sleeping and held["energy"] < 9)
-        mask[ACTIONS.index("sleep")] = held["energy"] < 9
-        return mask
-
-
-class _Goal(Success):
-    """Success is that an achievement has been unlocked in this episode."""
-
-    def __init__(self, goal: int) -> None:
-        super().__init__()
-        self.goal = goal
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        unlocked = next_tensordict.get("achievements")
-        return next_tensordict.set("success", unlocked[..., self.goal, None])
-
-
-class Crafter(GymFamily):
-    """:class:`CrafterEnv` as an :class:`~lore_torchrl.envs.family.EnvFamily`.
-
-    Args:
-        env_id: A name for logs. Default: ``"Crafter"``.
-
-    Keyword Args:
-        max_steps: Step limit of an episode; ``None`` for 10,000. Default: ``None``.
-        observe: What the policy sees: ``"symbolic"``, ``"pixels"`` or ``"both"``.
-            Default: ``"symbolic"``.
-        goal: Achievement that counts as success. Default: ``"make_wood_pickaxe"``.
-        area: Width and height of the world. Default: ``(64, 64)``.
-
-    Raises:
-        ValueError: If ``goal`` is no achievement, or as :class:`CrafterEnv` does.
-    """
-
-    #: What :meth:`summarize_episodes` reads of an episode's last step.
-    episode_keys = ("achievements",)
-
-    def __init__(
-        self,
-        env_id: str = "Crafter",
-        *,
-        max_steps: int | None = None,
-        observe: Observe = "symbolic",
-        goal: str = "make_wood_pickaxe",
-        area: tuple[int, int] = (64, 64),
-    ) -> None:
-        if goal not in ACHIEVEMENTS:
-            raise ValueError(f"goal must be one of {', '.join(ACHIEVEMENTS)}, got {goal!r}.")
-        if not isinstance(area, Sequence) or len(area) != 2:
-            raise ValueError(f"area must be a width and a height, such as (64, 64), got {area!r}.")
-        self.env_id = env_id
-        self.goal = goal
-        self.settings: dict[str, Any] = {
-            "observe": observe,
-            "max_steps": 10_000 if max_steps is None else max_steps,
-            "area": tuple(area),
-        }
-        CrafterEnv(**self.settings)
-
-    def make_gym(self, pixels: bool = False) -> gym.Env:
-        """Make a world: a :class:`CrafterEnv`."""
-        return CrafterEnv(**self.settings, render_mode="rgb_array" if pixels else None)
-
-    def make_success(self) -> Success:
-        """Make what writes ``success``: whether the goal is unlocked."""
-        return _Goal(ACHIEVEMENTS.index(self.goal))
-
-    def make_describer(self, *, memory: bool = False, image: bool = False) -> CrafterDescriber:
-        """Make the describer.
-
-        Raises:
-            ValueError: With ``memory``: it tells what is seen, and remembers nothing.
-        """
-        if memory:
-            raise ValueError("Crafter's describer remembers nothing: set env.memory=false.")
-        return CrafterDescriber(image=image)
-
-    def make_planner(self) -> CrafterPlanner:
-        """Make the planner of the achievement tree."""
-        return CrafterPlanner()
-
-    def summarize(self, batch: TensorDictBase) -> dict[str, list[float]]:
-        """Return what the episodes that ended in a collector's batch have unlocked, one by one.
-
-        The names of :meth:`summarize_episodes`, but for the score, which is no mean.
-        """
-        following = batch.get("next")
-        ended = following.get("done").squeeze(-1)
-        unlocked = following.get("achievements")[ended].float()
-        cases = {"crafter/achievements": unlocked.sum(-1)}
-        for index, name in enumerate(ACHIEVEMENTS):
-            cases[f"crafter/unlock_{name}"] = unlocked[:, index]
-        return {name: case.tolist() for name, case in cases.items()}
-
-    def summarize_episodes(self, last: TensorDictBase) -> dict[str, float]:
-        r"""Return unlock rates and Crafter's score.
-
-        With :math:`s_i` the share of episodes that unlocked achievement :math:`i`, in percent,
-
-        .. math::
-            S = \exp\Bigl(\tfrac{1}{22} \sum_i \ln(1 + s_i)\Bigr) - 1
-
-        Args:
-            last: ``achievements`` at the last step of each episode, ``[E, 22]``.
-
-        Returns:
-            ``crafter/score``, ``crafter/achievements`` (mean number) and
-            ``crafter/unlock_<name>`` (shares). Empty without an episode.
-        """
-        unlocked = last.get("achievements").float()
-        if not unlocked.numel():
-            return {}
-        rates = unlocked.reshape(-1, len(ACHIEVEMENTS)).mean(0)
-        return {
-            "crafter/score": torch.log1p(100 * rates).mean().expm1().item(),
-            "crafter/achievements": rates.sum().item(),
-            **{
-                f"crafter/unlock_{name}": rate
-                for name, rate in zip(ACHIEVEMENTS, rates.tolist(), strict=True)
-            },
-        }
+            awake = not here.asleep or here.inventory["energy"] >= 9
+            mask[index] = there and awake and here.has(rule["uses"])
+    mask[ACTIONS.index("sleep")] = here.inventory["energy"] < 9
+    return mask

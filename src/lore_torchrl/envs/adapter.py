@@ -1,0 +1,224 @@
+"""What a run knows of an environment: one class, found by its import path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.scripted import Planner
+from lore_torchrl.envs.batch import close_env
+
+
+@runtime_checkable
+class EnvAdapter(Protocol):
+    """Makes batches of one kind of environment, and their describer.
+
+    An adapter may also have:
+
+    - ``make_planner()``: what :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes
+      its advice by;
+    - ``summarize(batch)``: further metrics of a collector's batch by name, each a number or a list
+      with one number for each case (such as an episode) to average over;
+    - ``summarize_episodes(last)`` with ``episode_keys``: further metrics of held-out episodes, from
+      these entries at their last steps, ``[episodes, ...]``.
+    """
+
+    def make_env(
+        self,
+        *,
+        num_envs: int,
+        seed: int,
+        evaluation: bool = False,
+        parallel: bool = False,
+        pixels: bool = False,
+    ) -> EnvBase:
+        """Make a batch of environments, of batch size ``[num_envs]`` even for one.
+
+        The policy reads ``observation``, float32 ``[num_envs, D]``, or ``frame``, uint8
+        ``[num_envs, C, H, W]``, or both, and writes ``action`` ``[num_envs, A]``: one-hot, or
+        continuous within finite bounds, in which case the describer has ``anchors``.
+        ``success``, bool ``[num_envs, 1]``, is whether the episode has succeeded with this step or
+        before. Random steps (``lore.epsilon``) need an ``action_mask``, bool ``[num_envs, A]``,
+        where actions are one-hot.
+
+        Keyword Args:
+            num_envs: Rows of the batch.
+            seed: Seed of the run: see :func:`~lore_torchrl.envs.batch.row_seed`.
+            evaluation: Whether to draw from seeds that training never uses.
+            parallel: Whether each row gets its own process.
+            pixels: Whether to add ``pixels``, uint8 ``[num_envs, H, W, 3]``, for people.
+        """
+        ...
+
+    def make_describer(self, *, memory: bool = False, image: bool = False) -> Describer:
+        """Make what turns observations into questions.
+
+        Keyword Args:
+            memory: Whether it remembers what was seen since the reset.
+            image: Whether its requests hold a picture.
+        """
+        ...
+
+
+class MemorylessDescriber:
+    """Base of describers that remember nothing."""
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Take no note of an observation."""
+
+
+def build_adapter(
+    path: str, env_id: str, *, max_steps: int | None, options: Mapping[str, Any]
+) -> EnvAdapter:
+    """Make an adapter by the import path of its class.
+
+    Args:
+        path: Such as ``"lore_torchrl.envs.minigrid.MiniGrid"``, or a class of your own.
+        env_id: Its first argument.
+
+    Keyword Args:
+        max_steps: Step limit of an episode, ``None`` for the environment's own.
+        options: Further keywords of the class.
+
+    Raises:
+        ValueError: If there is no such class, it does not take these options, or one whose
+            default is true or false is neither.
+        TypeError: If a method of :class:`EnvAdapter` is missing.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        made = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"env.family={path!r} cannot be imported: {error}. Give the import path of a class, "
+            "and see that its module is on PYTHONPATH."
+        ) from error
+    for option, setting in (("env_id", "id"), ("max_steps", "max_steps")):
+        if option in options:
+            raise ValueError(f"env.options.{option}: set env.{setting} instead.")
+    signature = inspect.signature(made)
+    try:
+        signature.bind(env_id, max_steps=max_steps, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"{name}{signature} does not take env.id as its first argument and the keywords "
+            f"{', '.join(['max_steps', *options])} (of env.options): {error}."
+        ) from error
+    for option, value in options.items():
+        known = signature.parameters.get(option)
+        if known and isinstance(known.default, bool) and not isinstance(value, bool):
+            raise ValueError(f"env.options.{option} must be true or false, got {value!r}.")
+    adapter = made(env_id, max_steps=max_steps, **options)
+    if not isinstance(adapter, EnvAdapter):
+        raise TypeError(
+            f"{path} needs make_env() and make_describer(): see "
+            "lore_torchrl.envs.adapter.EnvAdapter."
+        )
+    return adapter
+
+
+def planner_of(adapter: EnvAdapter) -> Planner | None:
+    """Return the adapter's planner, ``None`` where it has none."""
+    make = getattr(adapter, "make_planner", None)
+    return None if make is None else make()
+
+
+def anchors_of(describer: Describer) -> torch.Tensor | None:
+    """Return the continuous actions that a describer's names stand for, float32 ``[K, A]``.
+
+    ``None`` where it has no ``anchors``: its actions are the environment's own.
+    """
+    anchors = getattr(describer, "anchors", None)
+    return None if anchors is None else torch.as_tensor(anchors, dtype=torch.float32)
+
+
+def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]) -> dict[str, Any]:
+    """Return one row's entries as a describer takes them: arrays, and text as ``str``.
+
+    Args:
+        tensordict: Output of an environment.
+        row: Index into its batch, ``None`` for one without.
+        in_keys: The describer's.
+    """
+    values = {}
+    for key in in_keys:
+        value = tensordict[key]
+        # Text that all rows share is not a list of rows.
+        if row is not None and not isinstance(value, str):
+            value = value[row]
+        values[key] = value.cpu().numpy() if isinstance(value, torch.Tensor) else str(value)
+    return values
+
+
+def check_picture(request: AdviceRequest, describer: Describer) -> None:
+    """Raise ``ValueError`` where a question that is to hold a picture holds none."""
+    if request.image is None:
+        raise ValueError(
+            f"{type(describer).__name__}.request() holds no picture, which advisor.send_image "
+            "sends: set advisor.send_image=false."
+        )
+
+
+def sample_request(
+    adapter: EnvAdapter,
+    *,
+    steps: int = 0,
+    seed: int = 0,
+    memory: bool = False,
+    image: bool = False,
+) -> AdviceRequest:
+    """Take random steps in an environment and describe what is seen then.
+
+    Args:
+        adapter: Makes the environment.
+
+    Keyword Args:
+        steps: Steps from the first observation; a finished episode is reset. Default: ``0``.
+        seed: Seed of the environment and of the steps. Default: ``0``.
+        memory: Whether the describer remembers what was seen. Default: ``False``.
+        image: Whether the request holds a picture. Default: ``False``.
+
+    Raises:
+        ValueError: If ``steps`` is negative, or the request lacks the picture asked for.
+
+    Examples:
+        >>> from lore_torchrl.envs.minigrid import MiniGrid
+        >>> sample_request(MiniGrid("MiniGrid-Empty-5x5-v0"), steps=2).actions[:2]
+        ('left', 'right')
+    """
+    if steps < 0:
+        raise ValueError(f"steps must not be negative, got {steps}.")
+    env = adapter.make_env(num_envs=1, seed=seed)
+    describer = adapter.make_describer(memory=memory, image=image)
+    num_actions = len(describer.actions)
+    actions = anchors_of(describer)
+    if actions is None:
+        actions = torch.eye(num_actions, dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    tensordict = env.reset()
+    seen = read_row(tensordict, 0, describer.in_keys)
+    describer.observe(0, seen, None, reset=True)
+    for _ in range(steps):
+        mask = tensordict.get("action_mask", torch.ones(1, num_actions))
+        choices = mask[0].nonzero().flatten()
+        action = choices[torch.randint(len(choices), (), generator=generator)]
+        stepped, tensordict = env.step_and_maybe_reset(
+            tensordict.set("action", actions[action][None])
+        )
+        ended = bool(stepped["next", "done"].any())
+        seen = read_row(tensordict, 0, describer.in_keys)
+        describer.observe(0, seen, None if ended else int(action), reset=ended)
+    close_env(env)
+    request = describer.request(0, seen)
+    if image:
+        check_picture(request, describer)
+    return request

@@ -1,0 +1,76 @@
+"""Base of the adapters of Gymnasium environments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
+
+from lore_torchrl.envs.batch import Success, batch_rows
+
+try:
+    import gymnasium as gym
+except ImportError as err:
+    raise ImportError("These environments need gymnasium: pip install gymnasium") from err
+
+
+def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -> EnvBase:
+    """Make one row of a batch, with its own random stream.
+
+    Args:
+        make: Makes one environment: see :meth:`GymAdapter.make_gym`.
+        seed: Seed of all its episodes.
+        pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
+
+    Raises:
+        ValueError: If it is to be drawn and its ``render_mode`` is not ``"rgb_array"``.
+    """
+    env = make(pixels)
+    if pixels and env.render_mode != "rgb_array":
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} cannot be drawn: give it render_mode='rgb_array' and "
+            "a render() that returns uint8 [H, W, 3]."
+        )
+    # Seeds the generator that all later resets of this environment draw from.
+    env.reset(seed=seed)
+    return GymWrapper(env, from_pixels=pixels, pixels_only=False)
+
+
+class GymAdapter(ABC):
+    """Base of an :class:`~lore_torchrl.envs.adapter.EnvAdapter` of a Gymnasium environment."""
+
+    @abstractmethod
+    def make_gym(self, pixels: bool = False) -> gym.Env:
+        """Make one environment.
+
+        Its observations are a ``Dict`` with ``observation``, a float32 ``Box`` of one dimension;
+        its actions are ``Discrete`` or a bounded ``Box``. With ``parallel`` the adapter must be
+        picklable.
+
+        Args:
+            pixels: Whether it is to be drawn, and needs ``render_mode="rgb_array"``.
+                Default: ``False``.
+        """
+
+    def success(self, following: TensorDictBase) -> Tensor:
+        """Return ``success``, bool ``[N, 1]``: here, terminated with a reward above 0.
+
+        Args:
+            following: Output of a step.
+        """
+        return following.get("terminated") & (following.get("reward") > 0)
+
+    def make_env(self, *, pixels: bool = False, **batch: Any) -> TransformedEnv:
+        """Make a batch: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
+
+        Keyword Args:
+            pixels: Whether to draw each observation by ``render()``. Default: ``False``.
+            batch: Keywords of :func:`~lore_torchrl.envs.batch.batch_rows`.
+        """
+        rows = batch_rows(partial(make_row, self.make_gym, pixels=pixels), **batch)
+        return TransformedEnv(rows, Success(self.success))

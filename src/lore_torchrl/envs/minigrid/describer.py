@@ -1,0 +1,375 @@
+"""MiniGrid views as text for a language model, and as facts for a planner."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from minigrid.core.actions import Actions
+from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STATE_TO_IDX
+from minigrid.core.grid import Grid
+
+from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.envs.picture import encode_png
+
+# Names by MiniGrid's codes.
+OBJECTS, COLORS, DOOR_STATES = tuple(OBJECT_TO_IDX), tuple(COLOR_TO_IDX), tuple(STATE_TO_IDX)
+UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA, _ = OBJECT_TO_IDX.values()
+OPEN, CLOSED, LOCKED = STATE_TO_IDX.values()
+PICKABLE = (KEY, BALL, BOX)
+ACTIONS = tuple(action.name for action in Actions)
+
+_NOTABLE = (DOOR, *PICKABLE, GOAL, LAVA)
+_SYMBOLS = {
+    **{UNSEEN: "?", EMPTY: ".", FLOOR: ".", WALL: "#", KEY: "K"},
+    **{BALL: "O", BOX: "B", GOAL: "G", LAVA: "~"},
+}
+_DOOR_SYMBOLS = {OPEN: "_", CLOSED: "D", LOCKED: "L"}
+_LEGEND = (
+    "'^' you, facing up; '.' empty, '#' wall, '?' unseen, 'K' key, 'L' locked door, "
+    "'D' closed door, '_' open door, 'G' goal, 'O' ball, 'B' box, '~' lava (deadly)"
+)
+# Part of what stored answers were given to: the spelling stays.
+_ACTION_MEANINGS = {
+    "left": "turn left on the spot",
+    "right": "turn right on the spot",
+    "forward": "move one cell ahead, if it is free",
+    "pickup": "pick up the object in the cell ahead, with empty hands",
+    "drop": "put what you carry into the cell ahead, if it is empty",
+    "toggle": "open or close the door ahead (a locked one needs the key of its colour), or "
+    "open the box ahead",
+    "done": "do nothing",
+}
+# Where the mission is to say so.
+_DONE = "say that the mission is fulfilled"
+_TILE = 24
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one row has seen: ``cells[x, y]`` around ``position``, in compass directions."""
+
+    cells: np.ndarray
+    position: tuple[int, int]
+    view: np.ndarray
+    direction: int
+
+    def step_ahead(self) -> None:
+        """Move where the cell ahead, which is always in view, can be entered."""
+        kind, _, state = self.view[self.view.shape[0] // 2, -2]
+        if kind in (EMPTY, FLOOR, GOAL, LAVA) or (kind == DOOR and state == OPEN):
+            dx, dy = DIR_TO_VEC[self.direction].tolist()
+            self.position = (self.position[0] + dx, self.position[1] + dy)
+
+    def record(self, view: np.ndarray, direction: int) -> None:
+        """Write a view into the map, growing it where the view passes its edge."""
+        self.view, self.direction = view.copy(), direction
+        # A view turned by the heading has its columns along x and its rows along y.
+        turned = np.rot90(view, direction + 1)
+        size = view.shape[0]
+        middle, last = size // 2, size - 1
+        # The view's corner: `middle` cells to either side, and all of it ahead of the agent.
+        corner = [
+            place - (middle if not ahead else 0 if ahead > 0 else last)
+            for place, ahead in zip(self.position, DIR_TO_VEC[direction], strict=True)
+        ]
+        low = max(0, -min(corner))
+        high = max(0, max(corner) + size - self.cells.shape[0])
+        if low or high:
+            pad = max(low, high, size)
+            self.cells = np.pad(self.cells, ((pad, pad), (pad, pad), (0, 0)))
+            self.position = (self.position[0] + pad, self.position[1] + pad)
+            corner = [value + pad for value in corner]
+        window = self.cells[corner[0] : corner[0] + size, corner[1] : corner[1] + size]
+        own = self.cells[self.position].copy()
+        seen = turned[..., 0] != UNSEEN
+        window[seen] = turned[seen]
+        # The view shows what the agent carries there, not what it stands on.
+        self.cells[self.position] = own if own[0] != UNSEEN else (EMPTY, 0, 0)
+
+    def egocentric(self) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return the known part of the map, one unseen cell around it, the agent facing up."""
+        known = self.cells[..., 0] != UNSEEN
+        columns, rows = np.flatnonzero(known.any(1)), np.flatnonzero(known.any(0))
+        x0, x1, y0, y1 = columns[0], columns[-1] + 1, rows[0], rows[-1] + 1
+        cells = np.pad(self.cells[x0:x1, y0:y1], ((1, 1), (1, 1), (0, 0)))
+        column, row = self.position[0] - x0 + 1, self.position[1] - y0 + 1
+        width, height = cells.shape[:2]
+        turns = (self.direction + 1) % 4
+        for _ in range(turns):
+            column, row, width, height = row, width - 1 - column, height, width
+        return np.ascontiguousarray(np.rot90(cells, -turns)), (int(column), int(row))
+
+
+class MiniGridDescriber:
+    """Describe a MiniGrid view in egocentric terms, with or without a remembered map.
+
+    It shows what the agent may know and no more: its view, what it carries, the mission
+    and, with ``memory``, what it has seen since the reset, put together by dead reckoning
+    from views, actions and compass, which needs a world in which nothing else moves.
+
+    Facts of a request: ``map``, uint8 ``[columns, rows, 3]`` in MiniGrid's codes, turned so
+    that ahead is up; ``position``, the agent's (column, row) in it; ``carrying``, (object,
+    color) codes or ``None``; ``mission``; ``memory``. A remembered map is framed by one
+    ring of unseen cells, so every known cell has all its neighbors in the map. ``view``
+    and ``direction`` are the observation as it came, by which recordings are looked up.
+
+    Keyword Args:
+        memory: Whether to remember each row's map. Default: ``False``.
+        image: Whether a request holds what the text shows as a picture too. Default: ``False``.
+        done_is_valid: Whether ``done`` is described as what ends the mission, as GoToDoor and
+            GoToObject have it, and not as doing nothing. Default: ``False``.
+        num_actions: How many of MiniGrid's actions there are: the first so many. Default:
+            ``7``, all.
+
+    Raises:
+        ValueError: If an observation's ``image`` lacks the shape ``[N, N, 3]``.
+        RuntimeError: With ``memory``, if a row is asked about before it was observed.
+
+    Examples:
+        >>> view = np.ones((7, 7, 3), dtype=np.uint8)
+        >>> view[4, 4] = (KEY, 4, 0)
+        >>> seen = {"image": view, "direction": np.array([0]), "mission": "get the key"}
+        >>> request = MiniGridDescriber().request(0, seen)
+        >>> "yellow key: 2 ahead, 1 to the right" in request.description
+        True
+    """
+
+    in_keys = ("image", "direction", "mission")
+
+    def __init__(
+        self,
+        *,
+        memory: bool = False,
+        image: bool = False,
+        done_is_valid: bool = False,
+        num_actions: int = len(ACTIONS),
+    ) -> None:
+        self.actions = ACTIONS[:num_actions]
+        meanings = _ACTION_MEANINGS | ({"done": _DONE} if done_is_valid else {})
+        self.meanings = tuple(meanings[action] for action in self.actions)
+        self.memory = memory
+        self.image = image
+        self.done_is_valid = done_is_valid
+        self._rows: dict[int, _Memory] = {}
+
+    def observe(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, reset: bool
+    ) -> None:
+        """Take note of a new observation, reached by ``action`` (``None`` after a reset)."""
+        if not self.memory:
+            return
+        view, direction = _view(observation), _direction(observation)
+        if reset or row not in self._rows:
+            size = 4 * view.shape[0]
+            cells = np.zeros((size, size, 3), dtype=np.uint8)
+            self._rows[row] = _Memory(cells, (size // 2, size // 2), view, direction)
+        elif action is not None and ACTIONS[action] == "forward":
+            self._rows[row].step_ahead()
+        self._rows[row].record(view, direction)
+
+    def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return a digest of the view or map, what is carried, and the mission."""
+        view = _view(observation)
+        digest = hashlib.blake2b(str(observation["mission"]).encode(), digest_size=16)
+        # The view's own cell shows what is carried.
+        if self.memory:
+            cells, position = self._map(row, view)
+            digest.update(f"\0{cells.shape}{position}{carried_object(view)}".encode())
+            digest.update(cells.tobytes())
+        else:
+            digest.update(b"\0" + np.ascontiguousarray(view).tobytes())
+        if self.done_is_valid:
+            digest.update(b"done")
+        return ("map:" if self.memory else "view:") + digest.hexdigest()
+
+    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+        """Return the abstract state.
+
+        Mission, what is carried, what is ahead, and of each thing in view that the mission
+        names (of all, where it names none of them; of lava always) its kind, side (left,
+        middle, right) and distance band (1, 2-3, beyond). Colors are told by what they mean
+        alone: whether the mission names the thing, as which of its colors where it has several
+        (``c1`` the first), and whether the key that is carried fits.
+        """
+        view, mission = _view(observation), str(observation["mission"])
+        middle, last = view.shape[0] // 2, view.shape[1] - 1
+        carrying = carried_object(view)
+        places = _places(mission)
+        words = (places.get(word, word) for word in mission.split())
+        parts = [" ".join(word for word in words if word)]
+        parts.append("" if carrying is None else _role((*carrying, 0), mission, None))
+        if self.done_is_valid:
+            parts.append("done")
+        parts.append(_role(view[middle, last - 1], mission, carrying))
+        lava, named, others = set(), set(), set()
+        for column, line in np.argwhere(np.isin(view[..., 0], _NOTABLE)):
+            cell, ahead, right = view[column, line], int(last - line), int(column - middle)
+            if ahead or right:
+                distance = ahead + abs(right)
+                band = 0 if distance == 1 else 1 if distance <= 3 else 2
+                thing = f"{_role(cell, mission, carrying)} {np.sign(right)} {band}"
+                kept = named if _named(cell, mission) else lava if cell[0] == LAVA else others
+                kept.add(thing)
+        return "|".join([*parts, *sorted(lava | (named or others))])
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the situation as text and as facts."""
+        view, mission = _view(observation), str(observation["mission"])
+        carrying = carried_object(view)
+        cells, position = self._map(row, view)
+        return AdviceRequest(
+            description=self._text(cells, position, carrying, mission),
+            actions=self.actions,
+            cache_key=self.cache_key(row, observation),
+            facts={
+                "map": cells,
+                "position": position,
+                "carrying": carrying,
+                "mission": mission,
+                "memory": self.memory,
+                "view": view.copy(),
+                "direction": _direction(observation),
+            },
+            action_meanings=self.meanings,
+            mission=mission,
+            image=_draw(cells, position) if self.image else None,
+        )
+
+    def _map(self, row: int, view: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return the map as the agent faces it, and its position there."""
+        if not self.memory:
+            cells, position = view.copy(), (view.shape[0] // 2, view.shape[1] - 1)
+            cells[position] = (EMPTY, 0, 0)
+            return cells, position
+        if row not in self._rows:
+            raise RuntimeError(
+                f"Row {row} has no map yet: call observe() for each observation of a row "
+                "before cache_key() and request()."
+            )
+        return self._rows[row].egocentric()
+
+    def _text(
+        self,
+        cells: np.ndarray,
+        position: tuple[int, int],
+        carrying: tuple[int, int] | None,
+        mission: str,
+    ) -> str:
+        column, row = position
+        held = "nothing" if carrying is None else f"{COLORS[carrying[1]]} {OBJECTS[carrying[0]]}"
+        meant = zip(self.actions, self.meanings, strict=True)
+        lines = [
+            f"Mission: {mission or 'none given'}",
+            "",
+            f"What you {'remember and ' * self.memory}see ({_LEGEND}):",
+            _grid_text(cells, position),
+            "",
+            f"Notable: {_notable_things(cells, position)}",
+            f"In front of you: {_object_name(cells[column, row - 1])}",
+            f"You carry: {held}",
+            "",
+            "Actions:",
+            *(f"- {action}: {meaning}" for action, meaning in meant),
+        ]
+        return "\n".join(lines)
+
+
+def carried_object(image: np.ndarray) -> tuple[int, int] | None:
+    """Return object and color code of what the agent carries, or ``None``."""
+    kind, color, _ = image[image.shape[0] // 2, -1]
+    return (int(kind), int(color)) if kind in PICKABLE else None
+
+
+def _view(observation: Mapping[str, Any]) -> np.ndarray:
+    view = np.asarray(observation["image"])
+    if view.ndim != 3 or view.shape[0] != view.shape[1] or view.shape[2] != 3:
+        raise ValueError(f"image must have shape [N, N, 3], got {view.shape}.")
+    return view
+
+
+def _direction(observation: Mapping[str, Any]) -> int:
+    # MiniGrid itself gives a number, TorchRL an array of one.
+    return int(np.asarray(observation["direction"]).reshape(-1)[0])
+
+
+def _object_name(cell: np.ndarray) -> str:
+    """Return a cell's content in words, such as ``"yellow door (locked)"``."""
+    kind, color, state = (int(value) for value in cell)
+    name = f"{COLORS[color]} {OBJECTS[kind]}" if kind in (DOOR, *PICKABLE) else OBJECTS[kind]
+    return f"{name} ({DOOR_STATES[state]})" if kind == DOOR else name
+
+
+def _grid_text(cells: np.ndarray, position: tuple[int, int]) -> str:
+    """Draw an egocentric map, one character a cell, the agent as ``^`` facing up."""
+    drawn = [
+        [
+            _DOOR_SYMBOLS[int(cell[2])] if cell[0] == DOOR else _SYMBOLS.get(int(cell[0]), "?")
+            for cell in cells[:, row]
+        ]
+        for row in range(cells.shape[1])
+    ]
+    drawn[position[1]][position[0]] = "^"
+    return "\n".join("".join(line) for line in drawn)
+
+
+def _notable_things(cells: np.ndarray, position: tuple[int, int]) -> str:
+    """List doors, objects, goals and lava with their place relative to the agent."""
+    things = []
+    for column, row in np.argwhere(np.isin(cells[..., 0], _NOTABLE)):
+        ahead, right = position[1] - row, column - position[0]
+        if ahead == 0 and right == 0:
+            continue
+        places = [
+            f"{abs(ahead)} {'ahead' if ahead > 0 else 'behind'}" if ahead else "level with you"
+        ]
+        if right:
+            places.append(f"{abs(right)} to the {'right' if right > 0 else 'left'}")
+        text = f"{_object_name(cells[column, row])}: {', '.join(places)}"
+        things.append((abs(ahead) + abs(right), text))
+    return "; ".join(text for _, text in sorted(things)) or "nothing notable"
+
+
+def _draw(cells: np.ndarray, position: tuple[int, int]) -> bytes:
+    """Return a view or map as a PNG, ahead up, as MiniGrid itself draws it."""
+    grid, seen = Grid.decode(np.ascontiguousarray(cells))
+    # MiniGrid's direction 3 is up; cells outside the mask are drawn dark.
+    return encode_png(grid.render(_TILE, position, 3, highlight_mask=seen))
+
+
+def _named(cell: Sequence[int], mission: str) -> bool:
+    """Return whether a mission names a thing: by its kind, and by its color if by any."""
+    kind, color = int(cell[0]), int(cell[1])
+    if kind == GOAL:
+        return "goal" in mission
+    names, before = (OBJECTS[kind], "object"), (COLORS[color], "a", "an", "the")
+    words = pairwise(mission.replace(",", " ").split())
+    return kind in (DOOR, *PICKABLE) and any(w in names and b in before for b, w in words)
+
+
+def _places(mission: str) -> dict[str, str]:
+    """Return ``c1``, ``c2`` and so on for the colors of a mission, by their first mention.
+
+    A mission of one color has no need to tell it from others: it is left out.
+    """
+    colors = list(dict.fromkeys(word for word in mission.split() if word in COLORS))
+    places = {color: f"c{number}" for number, color in enumerate(colors, 1)}
+    return places if len(places) > 1 else dict.fromkeys(colors, "")
+
+
+def _role(cell: Sequence[int], mission: str, carrying: tuple[int, int] | None) -> str:
+    """Return a cell's content with what its color means in place of the color."""
+    kind, color, state = (int(value) for value in cell)
+    words = [DOOR_STATES[state]] if kind == DOOR else []
+    if _named(cell, mission):
+        words.append("named")
+        place = _places(mission).get(COLORS[color])
+        if kind != GOAL and place:
+            words.append(place)
+    if kind == DOOR and carrying == (KEY, color):
+        words.append("fitting")
+    return " ".join([*words, OBJECTS[kind]])
