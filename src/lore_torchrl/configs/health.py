@@ -21,9 +21,9 @@ CHECKS = (
 
 @dataclass
 class HealthConfig:
-    """Keywords of :class:`~lore_torchrl.control.HealthMonitor`. Documented in ``configs/health``.
+    """Thresholds of :class:`~lore_torchrl.dreamer.health.HealthMonitor`.
 
-    A threshold of ``None`` switches its check off.
+    Documented in ``configs/health``. A threshold of ``None`` switches its check off.
     """
 
     enabled: bool = True
