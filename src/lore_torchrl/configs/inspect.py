@@ -9,7 +9,7 @@ from lore_torchrl.configs.check import check
 
 @dataclass
 class InspectConfig:
-    """The root of ``examples/inspect.py``. Documented in ``configs/inspect.yaml``."""
+    """The root of ``examples/inspect_run.py``. Documented in ``configs/inspect.yaml``."""
 
     checkpoint: str = "???"
     episodes: int = 3
