@@ -20,7 +20,7 @@ from lore_torchrl.experiments import (
     Study,
     command_line,
     merge,
-    read_sources,
+    read_runs,
     read_wandb,
     write_report,
 )
@@ -66,7 +66,7 @@ def report(args: argparse.Namespace) -> Path:
         records = merge(run for name in args.sources for run in read_wandb(name, by=args.by))
         beside = Path("outputs")
     else:
-        records = read_sources(*args.sources, by=args.by)
+        records = read_runs(*args.sources, by=args.by)
         beside = first.parent if first.suffix == ".csv" else first
     return write_report(
         args.output or beside / "report",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lore_torchrl.configs import StudyConfig
-from lore_torchrl.experiments import make_jobs, read_folder, run_jobs, run_study
+from lore_torchrl.experiments import make_jobs, read_runs, run_jobs, run_study
 
 
 def rows(folder: Path) -> list[dict]:
@@ -209,7 +209,7 @@ def test_one_cell_is_one_run(tmp_path, script):
     out = tmp_path / "out"
     config = StudyConfig(methods={"a": [], "stock": []}, seeds=2, cell=3, output=str(out))
     assert run_study(config, script=script) == ([], None)
-    assert [(r.method, r.seed) for r in read_folder(out)] == [("stock", 1)]
+    assert [(r.method, r.seed) for r in read_runs(out)] == [("stock", 1)]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from lore_torchrl.experiments import (
     Record,
     merge,
     read_csv,
-    read_folder,
-    read_sources,
+    read_runs,
     read_wandb,
     write_csv,
 )
@@ -26,7 +25,7 @@ def test_all_that_held_out_episodes_said_survives_the_csv(tmp_path):
 
 def test_a_folder_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"study\.py"):
-        read_folder(tmp_path)
+        read_runs(tmp_path)
 
 
 def settings(seed, *, total_steps=200, env="Empty", lore=True, tau=0.5):
@@ -117,7 +116,7 @@ def test_runs_outside_studies_come_from_their_folders(tmp_path):
     plain_run(tmp_path / "other environment", 200, seed=0, env="DoorKey", tau=0.7)
     plain_run(tmp_path / "stock", 200, seed=0, lore=False, tau=0.9)
     plain_run(tmp_path / "interrupted", 192, seed=2)
-    records = read_folder(tmp_path)
+    records = read_runs(tmp_path)
     assert [(r.experiment, r.method, r.seed, r.seconds) for r in records] == [
         ("DoorKey", "LoRe", 0, 9.0),
         ("Empty", "LoRe", 0, 9.0),
@@ -125,7 +124,7 @@ def test_runs_outside_studies_come_from_their_folders(tmp_path):
         ("Empty", "stock", 0, 9.0),
     ]
     plain_run(tmp_path / "third", 200, seed=0, tau=0.6)
-    methods = [r.method for r in read_folder(tmp_path) if r.experiment == "Empty"]
+    methods = [r.method for r in read_runs(tmp_path) if r.experiment == "Empty"]
     assert methods == ["lore.gate.tau=0.5"] * 2 + ["lore.gate.tau=0.6", "stock"]
 
 
@@ -154,10 +153,10 @@ def study_run(folder: Path, **files: str) -> Path:
 )
 def test_a_damaged_file_of_a_run_is_named(tmp_path, files, named):
     study_run(tmp_path / "good")
-    assert len(read_folder(tmp_path)) == 1
+    assert len(read_runs(tmp_path)) == 1
     folder = study_run(tmp_path / "bad", **files)
     with pytest.raises(ValueError, match=re.escape(f"{folder}/{named}")):
-        read_folder(tmp_path)
+        read_runs(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_a_study_is_continued_from_a_csv_of_its_earlier_runs(tmp_path):
     first = [run(0, (1 / 3, 1.0)), run(1, (0.0, 0.5))]
     write_csv(tmp_path / "curves.csv", first)
     folder = study_run(tmp_path / "seed2", run_json=about(2))
-    records = read_sources(tmp_path / "curves.csv", folder)
+    records = read_runs(tmp_path / "curves.csv", folder)
     assert [(r.method, r.seed) for r in records] == [("m", 0), ("m", 1), ("m", 2)]
 
 
@@ -204,7 +203,7 @@ def test_a_run_with_different_curves_in_two_sources_is_named(tmp_path):
     folder = study_run(tmp_path / "seed0", run_json=about(0), metrics_jsonl=rows)
     message = f"{tmp_path}/curves.csv and {folder} have different curves of e, m, seed 0"
     with pytest.raises(ValueError, match=re.escape(message)):
-        read_sources(tmp_path / "curves.csv", folder)
+        read_runs(tmp_path / "curves.csv", folder)
     with pytest.raises(ValueError, match="here and there have different curves"):
         merge([run(0, (0.5, 1.0)), run(0, (0.5,), source="there")])
 
@@ -212,5 +211,5 @@ def test_a_run_with_different_curves_in_two_sources_is_named(tmp_path):
 def test_runs_outside_studies_are_named_over_all_folders(tmp_path):
     for name, tau in (("one", 0.5), ("two", 0.7)):
         plain_run(tmp_path / name, 200, seed=0, tau=tau)
-    records = read_sources(tmp_path / "one", tmp_path / "two")
+    records = read_runs(tmp_path / "one", tmp_path / "two")
     assert [r.method for r in records] == ["lore.gate.tau=0.5", "lore.gate.tau=0.7"]

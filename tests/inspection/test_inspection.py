@@ -195,10 +195,10 @@ def test_files_for_people(run, tmp_path, kind):
 
 def test_sheets_hold_every_picture(tmp_path):
     pictures = [np.full((4, 6, 3), shade, dtype=np.uint8) for shade in range(0, 250, 10)]
-    paths = save_sheets(tmp_path, "e", pictures, columns=2)
+    paths = save_sheets(tmp_path, "e", pictures)
     shown = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
-    assert [sheet.shape for sheet in shown] == [(32, 12, 3), (20, 12, 3)]
-    assert shown[1][-4:, :6].mean() == 240 and (shown[1][-4:, 6:] == 255).all()
+    assert [sheet.shape for sheet in shown] == [(32, 18, 3), (4, 18, 3)]
+    assert shown[1][:, :6].mean() == 240 and (shown[1][:, 6:] == 255).all()
 
 
 def test_bad_input(tmp_path):

@@ -30,6 +30,8 @@ _CALLS = {
     "advice/cost": "cost of the advice in all",
 }
 _MARKERS = "osD^vP*X"
+# Axis of what lies between 0 and 1.
+_UNIT = (-0.03, 1.03)
 
 
 def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
@@ -112,17 +114,12 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
         legend.remove()
 
 
-def _limits(study: Study) -> tuple[float, float] | None:
-    """Return the axis of a success rate; others fit what is drawn."""
-    return (-0.03, 1.03) if study.is_success else None
-
-
 def _curves(figure: Figure, study: Study) -> None:
     figure.set_size_inches(4.6 * len(study.experiments), 3.6)
     axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
     for each, experiment in zip(axes, study.experiments, strict=True):
         _band(each, study, experiment, study.metric)
-        each.set(title=literal(experiment), ylim=_limits(study))
+        each.set(title=literal(experiment), ylim=_UNIT if study.is_success else None)
     axes[0].set_ylabel(literal(study.label))
     _legend(figure, axes)
 
@@ -154,7 +151,8 @@ def _calls(figure: Figure, study: Study) -> None:
                     x = spent(study.runs(experiment, method), metric)
                     style = {"color": method_color(number), "marker": marker, "alpha": 0.8}
                     each.scatter(x, scores, clip_on=False, **style)
-        each.set(xlabel=_CALLS[metric], ylabel="normalized AUC", ylim=_limits(study))
+        limits = _UNIT if study.is_success else None
+        each.set(xlabel=_CALLS[metric], ylabel="normalized AUC", ylim=limits)
         each.set_xscale("symlog")
         # The linear part of the axis ends at 1: no tick below 0.
         each.set_xlim(-0.5, 2.0 * max(1.0, *spent(study.records, metric)))
@@ -189,6 +187,6 @@ def _profile(figure: Figure, study: Study) -> None:
             axes.step(thresholds, fraction, where="post", color=color, label=literal(method))
             style = {"color": color, "alpha": 0.18, "linewidth": 0}
             axes.fill_between(thresholds, low, high, step="post", **style)
-    axes.set(xlabel="normalized AUC, τ", ylabel="fraction of runs above τ", ylim=(-0.03, 1.03))
+    axes.set(xlabel="normalized AUC, τ", ylabel="fraction of runs above τ", ylim=_UNIT)
     axes.grid(alpha=0.3)
     _legend(figure, [axes])

@@ -22,7 +22,7 @@ from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import file_lock, sign
-from lore_torchrl.experiments.records import read_folder
+from lore_torchrl.experiments.records import read_runs
 from lore_torchrl.experiments.report import command_line, write_report
 from lore_torchrl.experiments.study import Study
 
@@ -58,7 +58,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     if not any(job.state == "done" for job in jobs):
         return errors, None
     # Of this grid alone: the folder may hold runs of a larger one.
-    found = {(r.experiment, r.method, r.seed): r for r in read_folder(output)}
+    found = {(r.experiment, r.method, r.seed): r for r in read_runs(output)}
     keys = [(job.experiment, job.method, job.seed) for job in jobs]
     records = [found[key] for key in keys if key in found]
     baseline = c.baseline if c.baseline in {r.method for r in records} else None

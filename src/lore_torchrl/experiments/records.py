@@ -117,46 +117,28 @@ def _curves(record: Record) -> dict[str, list[tuple[float, str]]]:
     return curves
 
 
-def read_sources(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
-    """Read the finished runs of folders and CSV files together.
+def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
+    """Read the finished runs of folders and CSV files together, each run once.
+
+    Those of folders are in the order of experiment, method, seed. A run of a study knows what it
+    is. Any other, of ``examples/train.py`` or a sweep, is named by its environment and the
+    settings in which the runs there differ, or ``LoRe`` or ``stock`` where they do not.
 
     Args:
         sources: Files that end in ``.csv``, as of :func:`write_csv`, and folders.
-
-    Keyword Args:
-        by: As of :func:`read_folder`.
-
-    Raises:
-        FileNotFoundError: If a folder holds no finished run.
-        ValueError: As of :func:`read_folder`, :func:`read_csv` and :func:`merge`.
-    """
-    files = [source for source in sources if Path(source).suffix == ".csv"]
-    folders = [source for source in sources if source not in files]
-    records = [record for path in files for record in read_csv(path)]
-    return merge([*records, *(read_folder(*folders, by=by) if folders else ())])
-
-
-def read_folder(*folders: str | Path, by: Sequence[str] = ()) -> list[Record]:
-    """Read the finished runs below some folders, in the order of experiment, method, seed.
-
-    A run of a study knows what it is. Any other, of ``examples/train.py`` or a sweep, is named
-    by its environment and the settings in which the runs there differ, or ``LoRe`` or ``stock``
-    where they do not.
-
-    Args:
-        folders: Folders of studies, or of other runs.
 
     Keyword Args:
         by: Settings to name runs outside studies by, such as ``lore.gate.tau``.
             Default: those in which they differ.
 
     Raises:
-        FileNotFoundError: If there is no finished run below one.
-        ValueError: If two runs have one name and seed but different curves, one lacks a setting
-            of ``by``, or a file is damaged, which the message names.
+        FileNotFoundError: If there is no finished run below a folder.
+        ValueError: If a run has different curves in two places, one lacks a setting of ``by``,
+            or a file is damaged, which the message names.
     """
+    files = [source for source in sources if Path(source).suffix == ".csv"]
     records, unnamed = [], []
-    for folder in folders:
+    for folder in (source for source in sources if source not in files):
         found = len(records) + len(unnamed)
         for path in sorted(Path(folder).glob("**/run.json")):
             if (path.parent / "done").exists():
@@ -174,7 +156,8 @@ def read_folder(*folders: str | Path, by: Sequence[str] = ()) -> list[Record]:
                 f"No finished run below {folder}: run examples/study.py or examples/train.py "
                 "first, or name its output."
             )
-    return _merge_sorted([*records, *_name(unnamed, by)])
+    in_files = [record for path in files for record in read_csv(path)]
+    return merge([*in_files, *_sorted([*records, *_name(unnamed, by)])])
 
 
 def _read_job(folder: Path) -> Record:
@@ -202,8 +185,8 @@ def _is_finished(config: Mapping[str, Any], rows: Sequence[Mapping[str, float]])
     return bool(rows) and rows[-1]["step"] >= config["total_steps"]
 
 
-def _merge_sorted(records: Iterable[Record]) -> list[Record]:
-    return sorted(merge(records), key=lambda r: (r.experiment, r.method, r.seed))
+def _sorted(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: (r.experiment, r.method, r.seed))
 
 
 def _unnamed(config: Mapping[str, Any], rows: list[dict[str, float]], source: str) -> Record:
@@ -265,7 +248,7 @@ def read_wandb(
     """Read the finished runs of a W&B project.
 
     The group of a study's run names experiment and method; others, such as a sweep's, are
-    named as by :func:`read_folder`. A run that was stopped before its last step is finished
+    named as by :func:`read_runs`. A run that was stopped before its last step is finished
     for W&B, and left out here.
 
     Args:
@@ -273,7 +256,7 @@ def read_wandb(
         runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
 
     Keyword Args:
-        by: As of :func:`read_folder`. Default: settings in which the runs differ.
+        by: As of :func:`read_runs`. Default: settings in which the runs differ.
 
     Raises:
         ImportError: If W&B is not installed.
@@ -309,7 +292,7 @@ def read_wandb(
             f"{project} has no finished run of this package: run examples/study.py, or "
             "examples/train.py, with logger=wandb first."
         )
-    return _merge_sorted(records)
+    return _sorted(merge(records))
 
 
 def _wandb_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:

@@ -80,21 +80,6 @@ def bootstrap(
     return statistic(*samples), low, high
 
 
-def ratio_of_means(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis of one sample, divided by that of another."""
-    return above.mean(-1) / np.maximum(below.mean(-1), 1e-12)
-
-
-def difference_of_means(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis of one sample, minus that of another."""
-    return above.mean(-1) - below.mean(-1)
-
-
-def pooled_interquartile_mean(*tasks: np.ndarray) -> np.ndarray:
-    """Return the interquartile mean of the runs of all tasks, ``[..., N_t]`` each."""
-    return interquartile_mean(np.concatenate(tasks, -1))
-
-
 def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
     r"""Return the probability that a run of one method scores above one of another.
 

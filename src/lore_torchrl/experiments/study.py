@@ -11,12 +11,9 @@ import numpy as np
 from lore_torchrl.experiments.records import Record
 from lore_torchrl.experiments.statistics import (
     bootstrap,
-    difference_of_means,
     interquartile_mean,
     normalized_auc,
-    pooled_interquartile_mean,
     probability_of_improvement,
-    ratio_of_means,
 )
 
 
@@ -170,7 +167,7 @@ class Study:
                 continue
             cells = [method, f"{scores.mean():.2f}", ", ".join(f"{x:.2f}" for x in scores)]
             if len(reference):
-                compare = difference_of_means if signed else ratio_of_means
+                compare = _difference if signed else _ratio
                 defined = signed or reference.any()
                 cells.append(_interval(compare, scores, reference) if defined else "-")
                 cells.append(_improvement([scores], [reference]))
@@ -196,7 +193,7 @@ class Study:
                 scores = [self.auc(name, method) for name in names]
                 cells = [method]
                 if self.is_success:
-                    cells.append(_interval(pooled_interquartile_mean, *scores))
+                    cells.append(_interval(_pooled, *scores))
                 if self.baseline is not None:
                     reference = [self.auc(name, self.baseline) for name in names]
                     cells.append(_improvement(scores, reference))
@@ -237,6 +234,18 @@ def advice_sources(record: Record) -> np.ndarray | None:
     exact, near = max(0.0, exact - max(0.0, both - near)), max(0.0, near - both)
     none = max(0.0, looked - exact - near - prior_net - calls)
     return np.array([exact, near, prior_net, calls, none]) / looked
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return above.mean(-1) / np.maximum(below.mean(-1), 1e-12)
+
+
+def _difference(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return above.mean(-1) - below.mean(-1)
+
+
+def _pooled(*tasks: np.ndarray) -> np.ndarray:
+    return interquartile_mean(np.concatenate(tasks, -1))
 
 
 def _interval(

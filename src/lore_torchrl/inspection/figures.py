@@ -71,9 +71,7 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def save_video(
-    path: str | Path, pictures: Sequence[np.ndarray], *, steps_per_s: float = 3.0
-) -> Path:
+def save_video(path: Path, pictures: Sequence[np.ndarray], *, steps_per_s: float) -> None:
     """Write pictures as an animated GIF or, with ``imageio-ffmpeg``, as an MP4.
 
     Args:
@@ -81,12 +79,11 @@ def save_video(
         pictures: uint8 ``[H, W, 3]`` each, of one size.
 
     Keyword Args:
-        steps_per_s: Pictures a second. Default: ``3.0``.
+        steps_per_s: Pictures a second.
 
     Raises:
         ImportError: If an MP4 is asked for without ``imageio-ffmpeg``.
     """
-    path = Path(path)
     if path.suffix == ".gif":
         frames = [Image.fromarray(picture).quantize(64) for picture in pictures]
         duration = round(1000 / steps_per_s)
@@ -98,7 +95,6 @@ def save_video(
         for picture in pictures:
             writer.send(np.ascontiguousarray(picture))
         writer.close()
-    return path
 
 
 def require_mp4() -> Callable:
@@ -116,21 +112,16 @@ def require_mp4() -> Callable:
     return write_frames
 
 
-def save_sheets(
-    folder: str | Path, name: str, pictures: Sequence[np.ndarray], *, columns: int = 3
-) -> list[Path]:
-    """Write pictures side by side as PNG files, eight rows a sheet.
+def save_sheets(folder: str | Path, name: str, pictures: Sequence[np.ndarray]) -> list[Path]:
+    """Write pictures side by side as PNG files, eight rows of three a sheet.
 
     Args:
         folder: Where they go.
         name: Start of their names.
         pictures: uint8 ``[H, W, 3]`` each, of one size.
-
-    Keyword Args:
-        columns: Pictures in a row. Default: ``3``.
     """
     height, width = pictures[0].shape[:2]
-    paths, whole = [], columns * 8
+    paths, columns, whole = [], 3, 24
     for first in range(0, len(pictures), whole):
         part = pictures[first : first + whole]
         rows = -(-len(part) // columns)
