@@ -1,4 +1,4 @@
-"""What cached advice is worth before anything is learnt, by how answers are shared.
+"""Success with cached advice and an untrained policy, by how answers are shared.
 
 Run from the project's root::
 
@@ -6,7 +6,7 @@ Run from the project's root::
 
 An agent whose policy is untrained, and so nearly uniform, follows the advice of a planner
 that is right in a share of its answers. Gate, mixer, cache and budget are those of a training
-run; bandit and PriorNet are off, and nothing is learnt. The first half of the steps spends
+run; bandit and PriorNet are off, and nothing is learned. The first half of the steps spends
 the calls. In the second half: episodes that succeed, steps that have advice, and the share of
 those where its first choice is the planner's. Means over seeds with a 95% bootstrap interval.
 """
@@ -30,7 +30,7 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.dreamer.run import build_run
 from lore_torchrl.envs.minigrid import MiniGridDescriber, MiniGridPlanner
-from lore_torchrl.experiments import bootstrap_interval
+from lore_torchrl.experiments import bootstrap
 
 VARIANTS = {
     "exact situations only": {"coarse": False, "coarse_votes": None, "refute": False},
@@ -95,8 +95,8 @@ def measure(args: argparse.Namespace, settings: dict, seed: int, judge: Judge) -
 
 def cell(values: np.ndarray) -> str:
     """Return mean and interval."""
-    low, high = bootstrap_interval(values, lambda draws: draws.mean(-1))
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+    mean, low, high = bootstrap(lambda x: x.mean(-1), values)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def main() -> None:

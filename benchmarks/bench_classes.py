@@ -1,4 +1,4 @@
-"""How far a planner's answers are shared by classes of situations, in MiniGrid's rooms.
+"""How far a planner's answers are shared by classes of situations, in MiniGrid.
 
 Run from the project's root::
 

@@ -8,7 +8,7 @@ Run from the project's root::
 :class:`~lore_torchrl.envs.crafter.CrafterEnv` with the symbolic view, with pixels and with both,
 and the batch that a run collects from (two rows, one after the other in this process). All play
 the same random actions; making new worlds is not counted, but timed (last line). They take turns
-in short stretches, in random order; each ratio is the median over rounds of (steps per second /
+in short segments, in random order; each ratio is the median over rounds of (steps per second /
 those of ``raw`` within the round), with a 95% bootstrap interval over rounds. Target: 0.8.
 """
 
@@ -27,18 +27,18 @@ from torchrl.envs import EnvBase
 from lore_torchrl.envs.batch import close_env
 from lore_torchrl.envs.crafter import Crafter, CrafterEnv
 from lore_torchrl.envs.crafter.rules import ACTIONS, crafter
-from lore_torchrl.experiments import paired_ratios
+from ratios import paired_ratios
 
 TARGET = 0.8
-Stretch = Callable[[np.ndarray], float]
+Segment = Callable[[np.ndarray], float]
 
 
-def raw() -> Stretch:
+def raw() -> Segment:
     """Play Crafter as it comes."""
     env = crafter.Env(seed=0)
     env.reset()
 
-    def stretch(actions: np.ndarray) -> float:
+    def segment(actions: np.ndarray) -> float:
         spent = 0.0
         for action in actions:
             start = time.perf_counter()
@@ -48,15 +48,15 @@ def raw() -> Stretch:
                 env.reset()
         return len(actions) / spent
 
-    return stretch
+    return segment
 
 
-def ours(observe: str) -> Stretch:
+def ours(observe: str) -> Segment:
     """Play our Gymnasium environment."""
     env = CrafterEnv(observe=observe)
     env.reset(seed=0)
 
-    def stretch(actions: np.ndarray) -> float:
+    def segment(actions: np.ndarray) -> float:
         spent = 0.0
         for action in actions:
             start = time.perf_counter()
@@ -66,16 +66,16 @@ def ours(observe: str) -> Stretch:
                 env.reset()
         return len(actions) / spent
 
-    return stretch
+    return segment
 
 
-def batch(observe: str) -> tuple[Stretch, EnvBase]:
+def batch(observe: str) -> tuple[Segment, EnvBase]:
     """Play the batch that a run collects from, without its policy."""
     env = Crafter(observe=observe).make_env(num_envs=2, seed=0)
     held = {"tensordict": env.reset()}
     one_hot = torch.eye(len(ACTIONS), dtype=torch.long)
 
-    def stretch(actions: np.ndarray) -> float:
+    def segment(actions: np.ndarray) -> float:
         spent, tensordict = 0.0, held["tensordict"]
         for pair in torch.as_tensor(actions).reshape(-1, 2):
             tensordict["action"] = one_hot[pair]
@@ -87,7 +87,7 @@ def batch(observe: str) -> tuple[Stretch, EnvBase]:
         held["tensordict"] = tensordict
         return len(actions) / spent
 
-    return stretch, env
+    return segment, env
 
 
 def main() -> None:

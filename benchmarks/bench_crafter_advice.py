@@ -23,7 +23,7 @@ from bench_classes import sharing
 from lore_torchrl.envs.batch import row_seed
 from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.crafter.rules import ACTIONS
-from lore_torchrl.experiments import bootstrap_interval
+from lore_torchrl.experiments import bootstrap
 
 
 def play(episodes: int, steps: int, chance: float) -> tuple[list[int], list[tuple[str, str, int]]]:
@@ -57,8 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name, chance in (("planner", 0.0), ("random", 1.0)):
         unlocked, _ = play(arguments.episodes, arguments.steps, chance)
-        low, high = bootstrap_interval(np.array(unlocked, float), lambda draws: draws.mean(-1))
-        row = {"mean": float(np.mean(unlocked)), "interval": [low, high], "episodes": unlocked}
+        mean, *interval = map(float, bootstrap(lambda x: x.mean(-1), np.array(unlocked)))
+        row = {"mean": mean, "interval": interval, "episodes": unlocked}
         print(json.dumps({"player": name, **row}), flush=True)
     _, asked = play(arguments.episodes, arguments.steps, 0.4)
     print(json.dumps({"player": "mixed", **sharing(asked, arguments.calls)}))

@@ -6,12 +6,12 @@ Run from the project's root, on an otherwise idle machine::
 
 Each collects DoorKey-5x5 with the acting policy of a run, without learning: ``none`` with
 a budget of 0, ``async`` with an advisor that takes 1 s, ``blocking`` with the same advisor
-and few calls. They take turns in short stretches, in random order, so that all see the
+and few calls. They take turns in short segments, in random order, so that all see the
 same machine. Each ratio is the median over rounds of (steps per second / those of ``none``
 within the round), with a 95% bootstrap interval over rounds. In async mode the advisor is
 asked all the time: calls without end, one at most for each vector step, and a cache of one
-answer, so that new questions never run out; blocking is slower the more calls a stretch
-has, so its calls in a stretch are fixed and printed.
+answer, so that new questions never run out; blocking is slower the more calls a segment
+has, so its calls in a segment are fixed and printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lore_torchrl.configs import (
     TrainConfig,
 )
 from lore_torchrl.dreamer.run import Run, build_run
-from lore_torchrl.experiments import paired_ratios
+from ratios import paired_ratios
 
 TARGET = 0.95
 ENDLESS = 1_000_000_000
@@ -65,7 +65,7 @@ class Contestant:
     run: Run
     batches: Iterator
 
-    def stretch(self, batches: int, calls: int | None) -> float:
+    def segment(self, batches: int, calls: int | None) -> float:
         """Collect some batches and return environment steps per second."""
         service = self.run.service
         if calls is not None:
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--in-flight", type=int, default=16, help="most questions in flight")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--batches", type=int, default=40, help="32-step batches in a stretch")
-    parser.add_argument("--blocking-calls", type=int, default=2, help="calls in a stretch")
+    parser.add_argument("--batches", type=int, default=40, help="32-step batches in a segment")
+    parser.add_argument("--blocking-calls", type=int, default=2, help="calls in a segment")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     random.seed(0)
@@ -138,7 +138,7 @@ def main() -> None:
         calls = {"none": None, "async": None, "blocking": args.blocking_calls}
         for round_index in range(args.rounds + 1):
             for name in random.sample(names, len(names)):
-                speed = contestants[name].stretch(args.batches, calls[name])
+                speed = contestants[name].segment(args.batches, calls[name])
                 if round_index:  # the first round warms up
                     speeds[name].append(speed)
         made = {name: c.run.service.stats() for name, c in contestants.items()}

@@ -1,4 +1,4 @@
-"""What simple rules earn in a market, the family's and TorchRL's own.
+"""What simple rules earn in a market, this package's and TorchRL's own.
 
 Run from the project's root::
 
@@ -6,9 +6,9 @@ Run from the project's root::
 
 Returns of held-out episodes of 252 days in percent, with a 95% bootstrap interval, and the
 share of episodes that return more than 0; never trading returns 0. ``torchrl`` is
-``FinancialRegimeEnv`` as it comes,
-``torchrl1`` the same at a price of 1, ``stock`` its drift and volatility in the family, where
-what is held is sold at the end, and ``regimes`` the family's default.
+``FinancialRegimeEnv`` as it comes, ``torchrl1`` the same at a price of 1, ``stock`` its drift and
+volatility in this package's market, where what is held is sold at the end, and ``regimes`` this
+package's default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lore_torchrl.envs.finance import (
     MarketDescriber,
     MomentumPlanner,
 )
-from lore_torchrl.experiments import bootstrap_interval
+from lore_torchrl.experiments import bootstrap
 
 BUY, SELL = ACTIONS.index("buy"), ACTIONS.index("sell")
 STOCK = [{"drift": 0.05, "volatility": 0.2}]
@@ -39,7 +39,7 @@ Rule = Callable[[dict[str, Any]], int]
 
 
 def momentum(cost: float) -> Rule:
-    """Return the family's planner as a rule."""
+    """Return this package's planner as a rule."""
     describer, planner = MarketDescriber(cost=cost, max_steps=DAYS), MomentumPlanner()
     return lambda seen: int(np.argmax(planner(describer.request(0, seen))))
 
@@ -55,7 +55,7 @@ def sell_gains_only(cost: float) -> Rule:
 
 
 def rules(cost: float) -> dict[str, Rule]:
-    """Return the rules by name; ``momentum`` is the family's planner."""
+    """Return the rules by name; ``momentum`` is this package's planner."""
     random = np.random.default_rng(0)
     return {
         "random": lambda seen: int(random.integers(3)),
@@ -65,7 +65,7 @@ def rules(cost: float) -> dict[str, Rule]:
     }
 
 
-def family_returns(family: FinancialRegimes, rule: Rule, episodes: int) -> np.ndarray:
+def own_returns(family: FinancialRegimes, rule: Rule, episodes: int) -> np.ndarray:
     """Return each held-out episode's return, percent."""
     keys = family.make_describer().in_keys
     env = family.make_env(num_envs=episodes, seed=0, evaluation=True)
@@ -114,11 +114,10 @@ def main() -> None:
             returns = torchrl_returns(price, rule, args.episodes)
         else:
             family = FinancialRegimes(regimes=STOCK if args.market == "stock" else None)
-            returns = family_returns(family, rule, args.episodes)
-        low, high = bootstrap_interval(returns, lambda draws: draws.mean(-1))
+            returns = own_returns(family, rule, args.episodes)
+        mean, low, high = bootstrap(lambda x: x.mean(-1), returns)
         print(
-            f"| {name} | {returns.mean():.1f} | {low:.1f} to {high:.1f} | "
-            f"{(returns > 0).mean():.2f} |",
+            f"| {name} | {mean:.1f} | {low:.1f} to {high:.1f} | {(returns > 0).mean():.2f} |",
             flush=True,
         )
 

@@ -5,7 +5,7 @@ Run from the project's root::
     python benchmarks/kill_resume.py --kills 10
 
 The run of ``experiment=doorkey5x5`` is ended by SIGKILL at random moments, and goes on from its
-last checkpoint; before the first checkpoint it begins anew. Ledger and answers are in a store.
+last checkpoint; before the first checkpoint it starts again. Ledger and answers are in a store.
 At the end: the run is complete, no call beyond the budget was made, metrics, evaluations, CSV
 files and advice have neither gaps nor doubles, and every checkpoint is whole.
 """

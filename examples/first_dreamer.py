@@ -1,4 +1,4 @@
-"""The first Dreamer on Pendulum, from TorchRL's own classes, and the changes that add LoRe to it.
+"""DreamerV1 on Pendulum, from TorchRL's own classes, and the changes that add LoRe to it.
 
     python examples/first_dreamer.py            # stock
     python examples/first_dreamer.py --lore     # the same loop, with the lines marked 1, 2 and 3
@@ -121,8 +121,8 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
             replay.extend(batch.select(*kept))
             for _ in range(updates):
                 terms, posterior = model_loss(replay.sample().reshape(BATCH, TIME))
-                # At the root of a step stands the posterior of its own observation, for which
-                # the advice at the root was given: here nothing is read under "next".
+                # The root of a step holds the posterior of its own observation, for which the
+                # advice at the root was given: here nothing is read under "next".
                 actor_terms, imagined = actor_loss(posterior.reshape(-1))
                 terms.update(actor_terms).update(value_loss(imagined)[0])
                 losses = {k: v.sum() for k, v in terms.items() if k.startswith("loss_")}
@@ -139,7 +139,7 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
 
 
 class Dreamer:
-    """The networks of the first Dreamer, for vector observations and bounded actions."""
+    """The networks of DreamerV1, for vector observations and bounded actions."""
 
     def __init__(self, env: EnvBase) -> None:
         size = env.observation_spec["observation"].shape[-1]
@@ -205,7 +205,7 @@ class Dreamer:
 
 
 def stock_losses(dreamer: Dreamer) -> tuple[DreamerModelLoss, DreamerActorLoss, DreamerValueLoss]:
-    """Build TorchRL's three losses of the first Dreamer."""
+    """Build TorchRL's three losses of DreamerV1."""
     actor_loss = DreamerActorLoss(
         dreamer.actor, dreamer.value, dreamer.imagination, imagination_horizon=HORIZON
     )

@@ -3,6 +3,7 @@
 Examples::
 
     python examples/report.py outputs/study/method --baseline stock
+    python examples/report.py outputs/study/method docs/data/method.csv --baseline stock
     python examples/report.py entity/project --wandb --baseline stock
     python examples/report.py docs/data/competence.csv --baseline stock --every 2
     python examples/report.py outputs/study/method --baseline stock --metric eval/return
@@ -15,16 +16,26 @@ import argparse
 import sys
 from pathlib import Path
 
-from lore_torchrl.experiments.records import read_csv, read_folder, read_wandb
-from lore_torchrl.experiments.report import command_line, write_report
-from lore_torchrl.experiments.summary import Study
+from lore_torchrl.experiments import (
+    Study,
+    command_line,
+    merge,
+    read_runs,
+    read_wandb,
+    write_report,
+)
 
 
 def main() -> None:
     """Report, and print tables and place."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", help="folder of runs, curves.csv, or with --wandb a project")
-    parser.add_argument("--wandb", action="store_true", help="source is entity/project")
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="source",
+        help="folder of runs, curves.csv, or with --wandb a project; several make one report",
+    )
+    parser.add_argument("--wandb", action="store_true", help="each source is entity/project")
     parser.add_argument("--baseline", help="method that the others are compared with")
     parser.add_argument(
         "--metric", default="eval/success", help="what they are compared by (default: %(default)s)"
@@ -38,7 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--title")
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
-    parser.add_argument("--output", type=Path, help="default: report, beside the source")
+    parser.add_argument("--output", type=Path, help="default: report, beside the first source")
     args = parser.parse_args()
     try:
         page = report(args)
@@ -50,17 +61,17 @@ def main() -> None:
 
 def report(args: argparse.Namespace) -> Path:
     """Read the runs, write the report, and return its page."""
-    source = Path(args.source)
+    first = Path(args.sources[0])
     if args.wandb:
-        records, beside = read_wandb(args.source, by=args.by), Path("outputs")
-    elif source.suffix == ".csv":
-        records, beside = read_csv(source), source.parent
+        records = merge(run for name in args.sources for run in read_wandb(name, by=args.by))
+        beside = Path("outputs")
     else:
-        records, beside = read_folder(source, by=args.by), source
+        records = read_runs(*args.sources, by=args.by)
+        beside = first.parent if first.suffix == ".csv" else first
     return write_report(
         args.output or beside / "report",
         Study(records, args.baseline, metric=args.metric),
-        title=args.title or f"Report on {args.source}",
+        title=args.title or f"Report on {', '.join(args.sources)}",
         command=command_line(),
         every=args.every,
     )

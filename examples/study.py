@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.secrets import hide_secrets
-from lore_torchrl.experiments.study import run_study
+from lore_torchrl.experiments import run_study
 
 register_configs()
 # Not relative: ablate.py imports this file, and Hydra would look for a package then.

@@ -28,7 +28,7 @@ register_configs()
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="config")
 def main(config: DictConfig) -> float:
-    """Train once; the held-out success is what a sweeper maximises."""
+    """Train once; the held-out success is what a sweeper maximizes."""
     hide_secrets(config)
     summary = train(OmegaConf.to_object(config))
     for name in ("eval/success", "train/success", "advice/calls", "time/steps_per_s"):

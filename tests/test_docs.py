@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lore_torchrl.experiments.records import read_csv
-from lore_torchrl.experiments.summary import Study
+from lore_torchrl.experiments import Study, read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))

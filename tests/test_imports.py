@@ -12,7 +12,7 @@ import lore_torchrl
 ROOT = Path(lore_torchrl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# What each room may import of the package; rooms of one file stand under its name.
+# What each subpackage may import of the others; a module of one file is listed under its name.
 ALLOWED = {
     "keys": set(),
     "configs": set(),
@@ -72,7 +72,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def room_of(path: Path) -> str:
+def subpackage_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -86,17 +86,17 @@ def imported_modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from package import room` imports the room.
+            # `from lore_torchrl import name` may import a subpackage.
             names.add(module)
             if module == "lore_torchrl":
                 names.update(f"{module}.{alias.name}" for alias in node.names)
     return names
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_subpackages(path: Path) -> set[str]:
     parts = (name.split(".") for name in imported_modules(path))
-    rooms = {name[1] for name in parts if name[0] == "lore_torchrl" and len(name) > 1}
-    return rooms - {"__version__"}
+    found = {name[1] for name in parts if name[0] == "lore_torchrl" and len(name) > 1}
+    return found - {"__version__"}
 
 
 def test_import_loads_no_optional_package():
@@ -109,9 +109,9 @@ def test_import_loads_no_optional_package():
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_point_one_way(path):
-    room = room_of(path)
-    assert room in ALLOWED, f"{room} is a new room: say in ALLOWED what it may import"
-    forbidden = imported_rooms(path) - ALLOWED[room] - {room}
+    name = subpackage_of(path)
+    assert name in ALLOWED, f"{name} is new: say in ALLOWED what it may import"
+    forbidden = imported_subpackages(path) - ALLOWED[name] - {name}
     assert not forbidden, f"{name_of(path)} may not import {sorted(forbidden)}"
 
 
@@ -126,12 +126,14 @@ def test_rule_sees_every_form_of_import(tmp_path, monkeypatch):
         "from ..service import budget\n"
         "def late():\n    from lore_torchrl.dreamer.agent import build_agent\n"
     )
-    assert imported_rooms(path) == {"envs", "keys", "advisors", "service", "dreamer"}
-    assert room_of(path) == "modules"
+    assert imported_subpackages(path) == {"envs", "keys", "advisors", "service", "dreamer"}
+    assert subpackage_of(path) == "modules"
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if room_of(p) == "advisors" and p.name != "local.py"], ids=name_of
+    "path",
+    [p for p in FILES if subpackage_of(p) == "advisors" and p.name != "local.py"],
+    ids=name_of,
 )
 def test_advisors_import_no_torch(path):
     tops = {name.split(".")[0] for name in imported_modules(path)}

@@ -1,65 +1,73 @@
-"""The sweeps of configs/sweep (Hydra) and configs/sweeps (W&B) name the same grids."""
+"""The grids of configs/sweep, in Hydra and as W&B sweeps."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from lore_torchrl.configs import TrainConfig, register_configs
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = sorted(path.stem for path in (ROOT / "configs" / "sweeps").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (ROOT / "configs" / "sweep").glob("*.yaml"))
+NAMES.remove("grid")
 
 
-def read(folder: str, name: str) -> dict:
-    return yaml.safe_load((ROOT / "configs" / folder / f"{name}.yaml").read_text())
+@pytest.fixture
+def sweep_config(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from wandb_sweep import sweep_config
+
+    return sweep_config
 
 
-def test_both_folders_hold_the_same_names():
-    assert NAMES and sorted(p.stem for p in (ROOT / "configs" / "sweep").glob("*.yaml")) == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_grids_agree(name):
-    wandb = {k: v["values"] for k, v in read("sweeps", name)["parameters"].items()}
-    hydra = read("sweep", name)["hydra"]["sweeper"]["params"]
-    grid = {key: [float(v) for v in str(values).split(",")] for key, values in hydra.items()}
-    assert {k: [float(v) for v in values] for k, values in wandb.items() if k != "seed"} == grid
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_value_composes(name):
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from lore_torchrl.configs import TrainConfig, register_configs
-
+def compose_run(*words: str, **kwargs):
     register_configs()
-    parameters = read("sweeps", name)["parameters"]
-    columns = {key: parameter["values"] for key, parameter in parameters.items()}
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        # Each value once, beside the first of the others where its own list is shorter.
-        for row in range(max(map(len, columns.values()))):
-            words = [
-                f"{key}={values[row if row < len(values) else 0]}"
-                for key, values in columns.items()
-            ]
-            config = compose("config", ["experiment=doorkey5x5", "logger=wandb", *words])
-            config.output_dir = "out"
-            assert isinstance(OmegaConf.to_object(config), TrainConfig)
+        return compose("config", ["experiment=doorkey5x5", *words], **kwargs)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_agent_can_start_the_program(name):
-    config = read("sweeps", name)
-    assert (ROOT / config["program"]).exists()
+def test_hydra_runs_the_grid_in_a_folder_of_its_own(name):
+    hydra = compose_run(f"sweep={name}", return_hydra_config=True).hydra
+    assert hydra.mode.name == "MULTIRUN" and hydra.sweeper.params
+    folder = OmegaConf.to_container(hydra.sweep)["dir"]
+    assert folder.startswith("outputs/sweep/${hydra:runtime.choices.sweep}/")
+    assert hydra.runtime.choices.sweep == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_composes(name, sweep_config):
+    parameters = sweep_config(name, [], 3)["parameters"]
+    assert parameters["seed"] == {"values": [0, 1, 2]} and len(parameters) > 1
+    columns = [[f"{k}={v}" for v in part["values"]] for k, part in parameters.items()]
+    # Each value once.
+    for words in zip_longest(*columns):
+        config = compose_run("logger=wandb", *filter(None, words))
+        config.output_dir = "out"
+        assert isinstance(OmegaConf.to_object(config), TrainConfig)
+
+
+def test_wandb_gets_the_grid_and_a_command_that_starts_a_run(sweep_config):
+    config = sweep_config("gate", ["experiment=doorkey6x6"], 2)
     assert config["method"] == "grid"
+    assert config["parameters"] == {
+        "lore.gate.tau": {"values": [0.3, 0.5, 0.7]},
+        "lore.gate.kappa": {"values": [5.0, 10.0, 20.0]},
+        "seed": {"values": [0, 1]},
+    }
     assert config["metric"] == {"name": "eval/success", "goal": "maximize"}
-    # What the agent puts in: name=value, as Hydra reads it.
-    assert config["command"][:3] == ["${env}", "python", "${program}"]
-    assert config["command"][-1] == "${args_no_hyphens}"
+    assert (ROOT / config["program"]).exists()
+    # The agent puts in name=value, as Hydra reads it.
+    assert config["command"] == [
+        *("${env}", "python", "${program}", "experiment=doorkey6x6", "logger=wandb"),
+        "${args_no_hyphens}",
+    ]
 
 
 @pytest.mark.slow

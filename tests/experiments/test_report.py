@@ -1,28 +1,22 @@
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from lore_torchrl.configs import StudyConfig
 from lore_torchrl.experiments import (
     Record,
     Study,
+    advice_sources,
     read_csv,
-    read_folder,
-    read_wandb,
-    run_study,
     write_csv,
     write_report,
 )
-from lore_torchrl.experiments.figures import _color, save_figures
-from lore_torchrl.experiments.summary import sources
+from lore_torchrl.experiments.figures import method_color, save_figures
 
 
 def record(experiment="e", method="m", seed=0, success=(0.0, 1.0), calls=None):
@@ -45,13 +39,14 @@ def study():
 
 
 def test_the_tables():
-    success, heights = study().tables()
+    success, auc = study().tables()
     assert success.header == ("method", "seeds", "100 steps", "200 steps", "calls")
     assert success.rows[0] == ("ours", "2", "0.60 [0.50, 0.70]", "1.00 [1.00, 1.00]", "30-40")
     assert success.rows[1] == ("stock", "2", "0.10 [0.10, 0.10]", "0.30 [0.20, 0.40]", "0")
-    # From step 0 on as high as at the first evaluation: (0.5 + 0.75) / 2 for the first seed.
-    assert heights.rows[0][:3] == ("ours", "0.70", "0.62, 0.78")
-    assert heights.rows[0][4] == "1.00 [1.00, 1.00]" and heights.rows[1][3].startswith("1.00 ")
+    # Extrapolated to step 0 as a constant: (0.5 + 0.75) / 2 for the first seed.
+    assert auc.header[1] == "normalized AUC"
+    assert auc.rows[0][:3] == ("ours", "0.70", "0.62, 0.78")
+    assert auc.rows[0][4] == "1.00 [1.00, 1.00]" and auc.rows[1][3].startswith("1.00 ")
 
 
 def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path):
@@ -61,10 +56,10 @@ def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path
     ]
     write_csv(tmp_path / "curves.csv", runs)
     returns = Study(read_csv(tmp_path / "curves.csv"), "stock", metric="eval/return")
-    values, heights = returns.tables()
+    values, auc = returns.tables()
     assert "held-out return, advisor off" in values.title
     assert values.rows[0][2] == "-2.00 [-2.00, -2.00]"
-    assert heights.header[3] == "minus stock" and heights.rows[0][3] == "3.00 [3.00, 3.00]"
+    assert auc.header[3] == "minus stock" and auc.rows[0][3] == "3.00 [3.00, 3.00]"
     page = write_report(tmp_path / "report", returns, title="Returns")
     assert "held-out return" in page.read_text()
     # Scales of several experiments have no common mean, and no common threshold.
@@ -114,12 +109,12 @@ def test_several_experiments_are_compared_together():
     assert together.rows[0][2].startswith("0.75 ")
 
 
-def test_every_method_of_a_study_has_a_colour_of_its_own():
+def test_every_method_of_a_study_has_a_color_of_its_own():
     files = sorted((Path(__file__).parents[2] / "configs/study").glob("*.yaml"))
     assert len(files) >= 5
     for file in files:
         number = len(OmegaConf.load(file).methods)
-        assert len({_color(method) for method in range(number)}) == number, file
+        assert len({method_color(method) for method in range(number)}) == number, file
 
 
 def test_the_density_of_calls():
@@ -132,19 +127,19 @@ def test_only_steps_that_all_seeds_logged_are_compared():
     assert uneven.curves("e", "m", "eval/success")[0].tolist() == [100, 200]
 
 
-def test_sources_are_shares_of_all_steps():
+def test_sources_of_advice_are_fractions_of_all_steps():
     names = ("cache_hits", "cache_near_hits", "cache_misses", "calls")
     rows = [{"step": 1, **{f"advice/{n}": v for n, v in zip(names, (50, 30, 20, 25), strict=True)}}]
-    found = sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 4.0}]))
+    found = advice_sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 4.0}]))
     # 25 calls and 4 answers of PriorNet, but 20 misses: 9 calls were about what a class serves.
     np.testing.assert_allclose(found, [0.5, 0.21, 0.04, 0.25, 0.0], atol=1e-12)
     rows[0] |= {"advice/cache_near_hits": 20, "advice/cache_misses": 30, "advice/calls": 10}
-    found = sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 5.0}]))
+    found = advice_sources(Record("e", "m", 0, [*rows, {"step": 1, "prior_net/served": 5.0}]))
     np.testing.assert_allclose(found, [0.5, 0.2, 0.05, 0.1, 0.15], atol=1e-12)
     # With one class for each situation all eight known ones had an answer of their own.
     rows[0] |= {"advice/cache_hits": 70, "advice/cache_near_hits": 0, "advice/calls": 38}
-    np.testing.assert_allclose(sources(Record("e", "m", 0, rows)), [0.62, 0, 0, 0.38, 0])
-    assert sources(record()) is None
+    np.testing.assert_allclose(advice_sources(Record("e", "m", 0, rows)), [0.62, 0, 0, 0.38, 0])
+    assert advice_sources(record()) is None
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
@@ -167,123 +162,11 @@ def test_curves_survive_the_csv(tmp_path):
     assert again[0].seconds == 12.0
 
 
-def test_all_that_held_out_episodes_said_survives_the_csv(tmp_path):
-    runs = [Record("e", "m", 0, [{"step": 100, "eval/crafter/score": 3.5, "loss/actor": 1.0}])]
-    write_csv(tmp_path / "curves.csv", runs)
-    assert read_csv(tmp_path / "curves.csv")[0].rows == [{"step": 100, "eval/crafter/score": 3.5}]
-
-
 def test_a_baseline_that_did_not_run_is_refused():
     with pytest.raises(ValueError, match="Name one of them"):
         Study([record()], baseline="stock")
     with pytest.raises(ValueError, match="finished run"):
         Study([])
-
-
-def test_a_folder_without_finished_runs_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"study\.py"):
-        read_folder(tmp_path)
-
-
-def settings(seed, *, total_steps=200, env="Empty", lore=True, tau=0.5):
-    return {
-        "seed": seed,
-        "total_steps": total_steps,
-        "output_dir": f"runs/{tau}-{seed}",
-        "env": {"id": env, "num_envs": 4},
-        "lore": {"enabled": lore, "gate": {"tau": tau, "kappa": 4.0}},
-        "logger": {"group": None},
-    }
-
-
-def wandb_run(group, seed, state="finished", total_steps=200, **kwargs):
-    # As TorchRL's logger writes it, once with one scalar a row, as runs of old did.
-    history = [
-        {"_step": 0, "eval/success": 0.5, "eval/step": 100, "_timestamp": 1.0},
-        {"_step": 1, "advice/calls": 3, "advice/step": 100, "_runtime": 1.0},
-        {"_step": 2, "eval/success": 0.75, "eval/step": 200, "note": "text", "advice/calls": None},
-        {"_step": 3, "advice/calls": 4, "advice/step": 200, "lore/kl": 0.5, "lore/step": 200},
-        {"_step": 4, "figures/curves": {"_type": "image-file"}},
-    ]
-    return SimpleNamespace(
-        group=group,
-        state=state,
-        id=f"id{seed}",
-        config=settings(seed, total_steps=total_steps, **kwargs),
-        summary={"_runtime": 60.0},
-        scan_history=lambda: iter(history),
-    )
-
-
-def test_runs_come_from_wandb_by_their_group():
-    found = [
-        wandb_run("doorkey5x5: LoRe", 1),
-        wandb_run("doorkey5x5: LoRe", 0),
-        wandb_run("doorkey5x5: LoRe", 2, state="crashed"),
-        # Stopped by a signal: W&B calls that finished.
-        wandb_run("doorkey5x5: LoRe", 4, total_steps=300),
-    ]
-    other = wandb_run(None, 3)
-    other.config = {"seed": 3}
-    found.append(other)
-    records = read_wandb("someone/project", lambda project: found)
-    assert [(r.experiment, r.method, r.seed) for r in records] == [
-        ("doorkey5x5", "LoRe", 0),
-        ("doorkey5x5", "LoRe", 1),
-    ]
-    assert records[0].rows == [
-        {"step": 100, "eval/success": 0.5, "advice/calls": 3},
-        {"step": 200, "eval/success": 0.75, "advice/calls": 4, "lore/kl": 0.5},
-    ]
-    with pytest.raises(ValueError, match="no finished run of this package"):
-        read_wandb("someone/project", lambda project: [other])
-
-
-def test_runs_of_a_sweep_come_from_wandb_by_what_differs():
-    found = [wandb_run(None, seed, tau=tau) for tau in (0.5, 0.7) for seed in range(2)]
-    found.append(wandb_run("a sweep", 0, lore=False))
-    records = read_wandb("someone/project", lambda project: found)
-    assert [(r.experiment, r.method, r.seed) for r in records] == [
-        ("Empty", "lore.gate.tau=0.5", 0),
-        ("Empty", "lore.gate.tau=0.5", 1),
-        ("Empty", "lore.gate.tau=0.7", 0),
-        ("Empty", "lore.gate.tau=0.7", 1),
-        ("Empty", "stock", 0),
-    ]
-    by = read_wandb("someone/project", lambda project: found[:2], by=["lore.gate.kappa"])
-    assert {record.method for record in by} == {"lore.gate.kappa=4.0"}
-    # Also by what makes no method of its own accord.
-    by = read_wandb("someone/project", lambda project: found[:1] + found[-1:], by=["total_steps"])
-    assert [record.method for record in by] == ["stock, total_steps=200", "total_steps=200"]
-    with pytest.raises(ValueError, match=r"id0 and .*id0 are both Empty, LoRe, seed 0"):
-        read_wandb("someone/project", lambda project: [found[0], found[0]])
-    with pytest.raises(ValueError, match=r"id0 has no setting 'tau'"):
-        read_wandb("someone/project", lambda project: found, by=["tau"])
-
-
-def test_runs_outside_studies_come_from_their_folders(tmp_path):
-    def run(name, last, **kwargs):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(settings(**kwargs)))
-        rows = [{"step": 100, "eval/success": 0.5}, {"step": last, "time/elapsed_s": 9.0}]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / name / "metrics.jsonl").write_text(lines)
-
-    run("one", 224, seed=0)
-    run("two", 200, seed=1)
-    run("other room", 200, seed=0, env="DoorKey", tau=0.7)
-    run("stock", 200, seed=0, lore=False, tau=0.9)
-    run("cut off", 192, seed=2)
-    records = read_folder(tmp_path)
-    assert [(r.experiment, r.method, r.seed, r.seconds) for r in records] == [
-        ("DoorKey", "LoRe", 0, 9.0),
-        ("Empty", "LoRe", 0, 9.0),
-        ("Empty", "LoRe", 1, 9.0),
-        ("Empty", "stock", 0, 9.0),
-    ]
-    run("third", 200, seed=0, tau=0.6)
-    methods = [r.method for r in read_folder(tmp_path) if r.experiment == "Empty"]
-    assert methods == ["lore.gate.tau=0.5"] * 2 + ["lore.gate.tau=0.6", "stock"]
 
 
 def test_the_metric_of_a_report_is_in_its_csv(tmp_path):
@@ -338,40 +221,6 @@ def test_marks_of_several_experiments_are_named(tmp_path, monkeypatch):
     assert -1 < limits["calls"][0] < 0 and limits["calls"][1] > 90
 
 
-def test_a_study_runs_reports_and_goes_on(tmp_path, script, monkeypatch):
-    methods = {"ours": ["value=0.5"], "stock": ["value=0.1", "fail=1"]}
-    config = StudyConfig(methods=methods, seeds=2, output=str(tmp_path / "out"))
-    errors, page = run_study(config, script=script)
-    assert len(errors) == 1 and "stock, seed 1" in errors[0]
-    assert "| ours | 2 |" in (page.parent / "tables.md").read_text()
-    monkeypatch.setenv("MENDED", "1")
-    errors, page = run_study(replace(config, retry=True), script=script)
-    assert not errors and "| stock | 2 |" in (page.parent / "tables.md").read_text()
-
-
-def test_one_cell_is_one_run(tmp_path, script):
-    out = tmp_path / "out"
-    config = StudyConfig(methods={"a": [], "stock": []}, seeds=2, cell=3, output=str(out))
-    assert run_study(config, script=script) == ([], None)
-    assert [(r.method, r.seed) for r in read_folder(out)] == [("stock", 1)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"methods": {}}, "methods="),
-        ({"experiments": []}, "experiments="),
-        ({"baseline": "A"}, "baseline='A'"),
-        ({"seeds": 0}, "seeds=0"),
-        ({"cell": 10}, "0 to 4"),
-    ],
-)
-def test_impossible_studies_say_what_is_wrong(settings, message):
-    with pytest.raises(ValueError, match="impossible") as error:
-        StudyConfig(**{"methods": {"stock": []}} | settings)
-    assert message in str(error.value)
-
-
 # ---- names and files of others ----
 
 ODD = (
@@ -403,59 +252,32 @@ def test_names_of_any_text_stand_in_the_tables_as_themselves(tmp_path):
     assert text.startswith("# A \\| &lt;b> C\n") and "`` python" not in text
     assert "Command: `` 'a`b' 'c d' '|' ``" in text
     assert "<script>alert" not in page.read_text() and "<b>" not in page.read_text()
-    assert {name["method"] for name in map(dict, _csv_rows(tmp_path / "curves.csv"))} == set(ODD)
+    assert {run.method for run in read_csv(tmp_path / "curves.csv")} == set(ODD)
 
 
-def _csv_rows(path: Path) -> list[dict[str, str]]:
-    import csv
-
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def study_run(folder: Path, **files: str) -> Path:
-    """A finished run of a study; ``files`` replace what its files hold."""
-    about = {"experiment": "e", "method": "m", "seed": 0}
-    written = {"run.json": json.dumps(about), "done": "{}", "metrics.jsonl": '{"step": 1}\n'}
-    folder.mkdir(parents=True)
-    for name, text in (written | {name.replace("_", "."): t for name, t in files.items()}).items():
-        (folder / name).write_text(text)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("files", "named"),
-    [
-        ({"run_json": '{"exp'}, "run.json"),
-        ({"run_json": "[]"}, "run.json"),
-        ({"run_json": "{}"}, "run.json"),
-        ({"done": "\0\0"}, "done"),
-        ({"metrics_jsonl": '{"step": 1}\n[\n{"step": 3}\n'}, "metrics.jsonl is damaged: line 2"),
-    ],
-)
-def test_a_damaged_file_of_a_run_is_named(tmp_path, files, named):
-    study_run(tmp_path / "good")
-    assert len(read_folder(tmp_path)) == 1
-    folder = study_run(tmp_path / "bad", **files)
-    with pytest.raises(ValueError, match=re.escape(f"{folder}/{named}")):
-        read_folder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text", ["a,b\n1,2\n", "experiment,method,seed,seconds,step\ne,m,0,1\n", "\0\n1\n"]
-)
-def test_a_table_of_curves_that_is_none_is_named(tmp_path, text):
-    path = tmp_path / "curves.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(f"{path}, line 2, is no line of curves.csv")):
-        read_csv(path)
-
-
-def test_the_script_says_what_is_wrong_without_a_traceback(tmp_path, monkeypatch):
+@pytest.fixture
+def run_script(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples"))
     import report
 
-    study_run(tmp_path / "bad", run_json="{")
-    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"Cannot report: .*run\.json is damaged"):
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["report.py", *map(str, words)])
         report.main()
+
+    return run
+
+
+def test_the_script_reports_on_several_sources_together(tmp_path, run_script, capsys):
+    write_csv(tmp_path / "stock.csv", [record(method="stock", seed=n) for n in range(2)])
+    write_csv(tmp_path / "ours.csv", [record(method="ours", seed=n) for n in range(3)])
+    run_script(tmp_path / "stock.csv", tmp_path / "ours.csv", "--baseline", "stock")
+    printed = capsys.readouterr().out
+    assert "| stock | 2 |" in printed and "| ours | 3 |" in printed
+    assert f"report {tmp_path}/report/report.html" in printed
+
+
+def test_the_script_says_what_is_wrong_without_a_traceback(tmp_path, run_script):
+    (tmp_path / "run.json").write_text("{")
+    (tmp_path / "done").touch()
+    with pytest.raises(SystemExit, match=r"Cannot report: .*run\.json is damaged"):
+        run_script(tmp_path)

@@ -18,8 +18,15 @@ from torchrl.checkpoint import CheckpointError
 from lore_torchrl.configs import InspectConfig, LoReConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.run import train
-from lore_torchrl.inspection import SOURCES, draw, inspect_checkpoint, play, save_sheets, save_video
-from lore_torchrl.inspection.page import to_png, write_page
+from lore_torchrl.inspection import (
+    SOURCES,
+    draw,
+    inspect_checkpoint,
+    play,
+    save_sheets,
+    to_png,
+    write_page,
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +138,7 @@ def test_a_coefficient_is_held_and_zero_acts_alone(run):
 
 
 def test_where_advice_acts_is_drawn_by_the_bandit_of_the_run(tmp_path, monkeypatch):
-    """One that has learnt that advice does not help, in segments of 2 steps."""
+    """One that has learned that advice does not help, in segments of 2 steps."""
     config = tiny_config(tmp_path / "run", total_steps=64, checkpoint_interval=64)
     config.lore.bandit.segment_steps, config.lore.bandit.floor = 2, 0.01
     monkeypatch.setattr(AdviceBandit, "observe", lambda self, *_: self.log_odds.copy_(-self.bound))
@@ -188,22 +195,18 @@ def test_files_for_people(run, tmp_path, kind):
 
 def test_sheets_hold_every_picture(tmp_path):
     pictures = [np.full((4, 6, 3), shade, dtype=np.uint8) for shade in range(0, 250, 10)]
-    paths = save_sheets(tmp_path, "e", pictures, columns=2)
+    paths = save_sheets(tmp_path, "e", pictures)
     shown = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
-    assert [sheet.shape for sheet in shown] == [(32, 12, 3), (20, 12, 3)]
-    assert shown[1][-4:, :6].mean() == 240 and (shown[1][-4:, 6:] == 255).all()
+    assert [sheet.shape for sheet in shown] == [(32, 18, 3), (4, 18, 3)]
+    assert shown[1][:, :6].mean() == 240 and (shown[1][:, 6:] == 255).all()
 
 
-def test_bad_input(run, tmp_path):
+def test_bad_input(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no checkpoint"):
         play(tmp_path / "nowhere")
-    for name, value in (("episodes", 0), ("calls", -1), ("max_steps", 0)):
-        with pytest.raises(ValueError, match=f"{name}.*{value}"):
-            play(run, **{name: value})
+    for name, value in (("episodes", 0), ("calls", -1), ("max_steps", 0), ("video", "avi")):
         with pytest.raises(ValueError, match=f"{name}.*{value}"):
             replace(InspectConfig(checkpoint="x"), **{name: value})
-    with pytest.raises(ValueError, match=r"\.gif or \.mp4, not in \.avi"):
-        save_video(tmp_path / "x.avi", [np.zeros((4, 4, 3), np.uint8)])
 
 
 def test_a_damaged_checkpoint_is_refused(run, tmp_path):

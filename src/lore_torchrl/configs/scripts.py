@@ -59,7 +59,7 @@ class InspectConfig(Settings):
         "Mixing coefficient, 0 to 1; 0 shows the advice and acts without it; null lets the bandit "
         "draw, as in training.",
     )
-    seed: int | None = setting(None, "Seed of rooms and draws; null is the run's own.")
+    seed: int | None = setting(None, "Seed of environments and draws; null is the run's own.")
     deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
     max_steps: int | None = setting(
         None, "Cut episodes after so many steps; null plays them to their end.", ge=1
@@ -67,7 +67,7 @@ class InspectConfig(Settings):
     trust: list[str] = setting(
         list,
         "What the checkpoint may name besides this package's environments and advisors, exactly "
-        "as it names them: import paths, such as [my_room.MyRoom], since an import runs code; and "
+        "as it names them: import paths, such as [my_env.MyEnv], since an import runs code; and "
         "with calls the server, the variable of the key and the local model.",
     )
     video: str | None = setting(

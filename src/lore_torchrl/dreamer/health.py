@@ -1,18 +1,250 @@
-"""What a run needs to watch over itself."""
+"""Checks on the metrics of a run that tell one which has gone wrong from one that is slow."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from lore_torchrl.configs import TrainConfig
-from lore_torchrl.control import HealthMonitor
+from lore_torchrl.configs.health import HealthConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
+
+# Fewer calls than this say nothing about an advisor.
+_MIN_CALLS = 5
+# Success rate in training above which low entropy is mastery rather than collapse.
+_MASTERY = 0.5
+# Standard deviation of beta below which it counts as constant.
+_MIN_BETA_STD = 0.01
+
+
+class Finding(NamedTuple):
+    """A check that has just tripped: its name, and what to do about it."""
+
+    check: str
+    message: str
+
+
+@dataclass
+class _Memory:
+    """What the checks keep between rows."""
+
+    streaks: dict[str, int] = field(default_factory=dict)
+    tripped: dict[str, bool] = field(default_factory=dict)
+    lowest_error: float = math.inf
+    best_return: float = -math.inf
+    rewarded_step: int = 0
+    calls: float = 0.0
+    failed: float = 0.0
+    spent_step: int | None = None
+
+
+class HealthMonitor:
+    r"""Check each row of metrics for common failures of a run.
+
+    | check | trips when | after |
+    | --- | --- | --- |
+    | ``entropy_collapse`` | ``lore/entropy_wm`` < ``entropy_share`` :math:`\cdot \ln A`, and ``train/success`` below one half | ``patience`` rows |
+    | ``kl_over_delta`` | ``learner/lore_kl`` > ``kl_factor`` :math:`\cdot \delta`, with :math:`\lambda` at its maximum | ``patience`` rows |
+    | ``beta_saturated`` | ``lore/beta_mean`` > ``beta_share`` :math:`\cdot \beta_{max}`, nearly constant, once the learner learns | ``patience`` rows |
+    | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
+    | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
+    | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` or ``train/success`` | at once |
+    | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows, or at once if no call is left |
+    | ``budget_burn`` | no call is left, and the last was made before ``budget_burn_share`` of the run | at once |
+    | ``nonfinite`` | a loss, or ``health/nonfinite_parameters``, is not finite or not 0 | at once |
+
+    A row that lacks a check's metrics leaves that check as it was; so does
+    ``value_overconfidence`` until an episode has ended. Where rewards are negative a part of an
+    episode returns more than all of it, at most 0.
+
+    Args:
+        config: Thresholds; ``None`` switches a check off.
+
+    Keyword Args:
+        num_actions: :math:`A`.
+        total_steps: Environment steps of the run.
+        beta_max: The gate's largest weight; ``0`` for a run without advice, whose messages
+            then name no advisor. Default: ``1.0``.
+        multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
+            Default: ``0.0``.
+
+    Examples:
+        >>> config = HealthConfig(no_reward_steps=500)
+        >>> monitor = HealthMonitor(config, num_actions=7, total_steps=1_000)
+        >>> metrics, findings = monitor.observe(600, {"train/return": 0.0})
+        >>> metrics["health/no_reward"], findings[0].check
+        (1.0, 'no_reward')
+        >>> monitor.observe(700, {"train/return": 0.5})[0]["health/no_reward"]
+        0.0
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        config: HealthConfig,
+        *,
+        num_actions: int,
+        total_steps: int,
+        beta_max: float = 1.0,
+        multiplier_max: float = 0.0,
+    ) -> None:
+        self.config = config
+        self.num_actions = num_actions
+        self.total_steps = total_steps
+        self.beta_max = beta_max
+        self.multiplier_max = multiplier_max
+        self._memory = _Memory()
+
+    def observe(
+        self, step: int, row: Mapping[str, float]
+    ) -> tuple[dict[str, float], list[Finding]]:
+        """Check one row.
+
+        Args:
+            step: Environment steps so far.
+            row: Metrics by name.
+
+        Returns:
+            ``health/<check>``, 1 while it lasts and else 0, for each check that has had
+            its metrics; and the checks that have tripped at this very row.
+        """
+        findings = []
+        streaks, tripped = self._memory.streaks, self._memory.tripped
+        for name, wrong, patience, message in self._verdicts(step, row):
+            streaks[name] = streaks.get(name, 0) + 1 if wrong else 0
+            was, tripped[name] = tripped.get(name, False), streaks[name] >= patience
+            if tripped[name] and not was:
+                findings.append(Finding(name, message))
+        return {f"health/{name}": float(on) for name, on in tripped.items()}, findings
+
+    def _verdicts(
+        self, step: int, row: Mapping[str, float]
+    ) -> Iterator[tuple[str, bool, int, str]]:
+        """Yield name, whether something is wrong, patience in rows, and what to tell the user.
+
+        Checks that are off, or lack their metrics, yield nothing.
+        """
+        c, memory, get = self.config, self._memory, row.get
+
+        entropy, success = get("lore/entropy_wm"), get("train/success")
+        if not (c.entropy_share is None or entropy is None or success is None):
+            least = c.entropy_share * math.log(self.num_actions)
+            wrong = entropy < least and success < _MASTERY
+            message = (
+                f"The policy's entropy is {entropy:.3f} nats, below {least:.3f}, while "
+                f"{success:.0%} of the episodes succeed: it has settled too early. Raise "
+                "dreamer.entropy_bonus"
+                f"{', or lower lore.loss.imitation_weight' if self.beta_max else ''}."
+            )
+            yield "entropy_collapse", wrong, c.patience, message
+
+        kl, delta, multiplier = map(get, ("learner/lore_kl", "lore/delta", "lore/lambda"))
+        if c.kl_factor is not None and self.multiplier_max and None not in (kl, delta, multiplier):
+            wrong = kl > c.kl_factor * delta and multiplier >= 0.99 * self.multiplier_max
+            message = (
+                f"Mixture and policy lie {kl:.2f} nats apart, delta is {delta:.2f}, and the "
+                "multiplier cannot rise further. Raise lore.loss.multiplier_max, or allow more "
+                "with lore.loss.delta, or less advice with lore.mixer.max_kl."
+            )
+            yield "kl_over_delta", wrong, c.patience, message
+
+        mean, std = get("lore/beta_mean"), get("lore/beta_std")
+        # Before it learns, an agent is rightly unsure everywhere.
+        known = mean is not None and std is not None and get("time/updates")
+        if c.beta_share is not None and self.beta_max and known:
+            wrong = mean > c.beta_share * self.beta_max and std < _MIN_BETA_STD
+            message = (
+                f"The gate lets {mean / self.beta_max:.0%} of the advice through everywhere: it "
+                "tells no state from another. Raise lore.gate.tau, or lower lore.gate.kappa."
+            )
+            yield "beta_saturated", wrong, c.patience, message
+
+        error = get("loss/model_reco", math.nan)
+        if c.model_error_factor is not None and math.isfinite(error):
+            memory.lowest_error = min(memory.lowest_error, error)
+            wrong = error > c.model_error_factor * max(memory.lowest_error, 1e-6)
+            message = (
+                f"The world model's reconstruction error is {error:.2f}; it has been "
+                f"{memory.lowest_error:.2f}. Lower dreamer.lr, or enlarge dreamer.buffer_size if "
+                "the agent has come to new places."
+            )
+            yield "model_error", wrong, c.patience, message
+
+        value = get("learner/return_high")
+        memory.best_return = max(memory.best_return, get("train/return", -math.inf))
+        known = value is not None and memory.best_return > -math.inf
+        if c.value_margin is not None and known:
+            message = (
+                f"Imagined returns reach {value:.2f}, and the best episodes returned "
+                f"{memory.best_return:.2f}. Raise dreamer.slow_critic_weight, or lower "
+                "dreamer.imagination_horizon."
+            )
+            wrong = value > max(memory.best_return, 0.0) + c.value_margin
+            yield "value_overconfidence", wrong, c.patience, message
+
+        # Where every step costs, a success may return no more than 0.
+        if max(get("train/return", 0.0), get("train/success", 0.0)) > 0:
+            memory.rewarded_step = step
+        unrewarded = step - memory.rewarded_step
+        if c.no_reward_steps is not None:
+            hint = (
+                "See in advice/* whether the advisor answers, and raise lore.calls.budget; see in "
+                "bandit/* whether its advice is let through."
+                if self.beta_max
+                else "Raise dreamer.entropy_bonus for more exploration, or health.no_reward_steps "
+                "if the task takes that long; lore=default asks an advisor."
+            )
+            message = f"No episode has returned anything for {unrewarded:,} steps. {hint}"
+            yield "no_reward", unrewarded >= c.no_reward_steps, 1, message
+
+        calls, failed = get("advice/calls"), get("advice/failed")
+        left = get("advice/budget_left")
+        known = calls is not None and failed is not None
+        if c.invalid_share is not None and known and calls - memory.calls >= _MIN_CALLS:
+            share = (failed - memory.failed) / (calls - memory.calls)
+            memory.calls, memory.failed = calls, failed
+            message = (
+                f"{share:.0%} of the advisor's latest calls failed. advice/error_* tells of what; "
+                "python examples/advise.py shows one question and its answer."
+            )
+            # Once no call is left, no further row may have any.
+            patience = 1 if left == 0 else c.patience
+            yield "invalid_answers", share > c.invalid_share, patience, message
+
+        if c.budget_burn_share is not None and calls and left is not None:
+            if left == 0 and memory.spent_step is None:
+                memory.spent_step = int(get("advice/last_call_step", step))
+            spent = self.total_steps if memory.spent_step is None else memory.spent_step
+            message = (
+                f"All {calls:.0f} calls were spent by step {spent:,} of {self.total_steps:,}. "
+                "Raise lore.calls.vote_visits, or set lore.calls.cooldown."
+            )
+            yield "budget_burn", spent < c.budget_burn_share * self.total_steps, 1, message
+
+        if c.nonfinite:
+            losses = [k for k, v in row.items() if k[:5] == "loss/" and not math.isfinite(v)]
+            weights = get("health/nonfinite_parameters", 0.0)
+            message = (
+                f"Not finite: {', '.join(losses) or 'no loss'}, and {weights:.0f} parameters. The "
+                "learner cannot recover: stop, and resume an earlier checkpoint with a lower "
+                "dreamer.lr."
+            )
+            yield "nonfinite", bool(losses) or weights > 0, 1, message
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the checks keep between rows, as JSON-able types."""
+        return asdict(self._memory)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self._memory = _Memory(**state_dict)
 
 
 def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonitor | None:
-    """Build the monitor of a run, ``None`` where it is switched off.
+    """Build the monitor of a run, ``None`` where ``health.enabled`` is off.
 
     Args:
         c: The run.
@@ -21,19 +253,14 @@ def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonit
     """
     if not c.health.enabled:
         return None
-    settings = asdict(c.health)
-    for name in ("enabled", "stop"):
-        del settings[name]
-    if agent.action_bounds is not None:
-        # A density's entropy has no scale of its own to take a share of.
-        settings["entropy_share"] = None
-    loss = c.lore.loss
+    # The differential entropy of a continuous policy has no scale to take a share of.
+    discrete, loss = agent.action_bounds is None, c.lore.loss
     return HealthMonitor(
+        c.health if discrete else replace(c.health, entropy_share=None),
         num_actions=agent.num_actions,
         total_steps=steps,
         beta_max=c.lore.gate.beta_max if c.lore.enabled else 0.0,
         multiplier_max=loss.multiplier_max if c.lore.enabled and loss.multiplier_lr else 0.0,
-        **settings,
     )
 
 
@@ -45,5 +272,5 @@ def count_nonfinite(module: torch.nn.Module) -> dict[str, float]:
 
 def is_finite(module: torch.nn.Module) -> bool:
     """Return whether all parameters are finite; waits for the device."""
-    # One number for all parameters; fused, unlike a look at each.
+    # One fused norm over all parameters, instead of one check for each.
     return bool(torch.nn.utils.get_total_norm(module.parameters()).isfinite())

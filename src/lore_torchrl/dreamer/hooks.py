@@ -17,7 +17,7 @@ from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.control import HealthMonitor
+from lore_torchrl.dreamer.health import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
 from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice

@@ -1,13 +1,12 @@
-"""Finished runs as data: from the folder of a study, from W&B, or from a CSV file."""
+"""Finished runs as data: read from folders, from W&B or from CSV files, and written as CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,20 @@ CURVES = (
     "lore/beta_mean",
     "time/elapsed_s",
 )
-
-
 # The other columns of a CSV file.
 _ABOUT = ("experiment", "method", "seed", "seconds", "step")
+# What the configuration of a run of this package has, whatever its version.
+_OURS = {"seed", "total_steps", "env"}
+# Settings in which runs of one method may differ.
+_NO_METHOD = re.compile(
+    r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
+    r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
+)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run.
+    """One finished run.
 
     Args:
         experiment: Name of the experiment.
@@ -52,6 +56,7 @@ class Record:
         rows: Its metrics, each with ``step``, as in ``metrics.jsonl``.
         seconds: How long it took, ``None`` where that is not known.
         machine: What it ran on, in words, ``None`` where that is not known.
+        source: Where it was read from, for messages.
     """
 
     experiment: str
@@ -60,16 +65,14 @@ class Record:
     rows: list[dict[str, float]] = field(repr=False)
     seconds: float | None = None
     machine: str | None = None
+    source: str = ""
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""
-        points = [
-            (row["step"], row[metric])
-            for row in self.rows
-            if math.isfinite(row.get(metric, math.nan))
-        ]
-        steps, values = zip(*points, strict=True) if points else ((), ())
-        return np.array(steps, dtype=float), np.array(values, dtype=float)
+        points = [(row["step"], row[metric]) for row in self.rows if metric in row]
+        found = np.array(points, dtype=float).reshape(-1, 2)
+        found = found[np.isfinite(found[:, 1])]
+        return found[:, 0], found[:, 1]
 
     def last(self, metric: str) -> float | None:
         """Return the latest value of a metric, ``None`` if it was not logged."""
@@ -77,26 +80,152 @@ class Record:
         return float(values[-1]) if len(values) else None
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A run that is of no study: its configuration tells what it is."""
+def merge(records: Iterable[Record]) -> list[Record]:
+    """Return each run once, in the order of its first appearance.
 
-    where: str
-    config: Mapping[str, Any]
-    rows: list[dict[str, float]]
+    Of a run that comes from several sources the most complete copy is kept.
 
-    @property
-    def finished(self) -> bool:
-        return bool(self.rows) and self.rows[-1]["step"] >= self.config["total_steps"]
+    Args:
+        records: Runs of any sources.
+
+    Raises:
+        ValueError: If a run has different curves in two sources. They are compared as a CSV file
+            keeps them, to six digits, except for times.
+    """
+    merged: dict[tuple[str, str, int], Record] = {}
+    for record in records:
+        key = record.experiment, record.method, record.seed
+        known = merged.setdefault(key, record)
+        if known is not record:
+            one, other = _curves(known), _curves(record)
+            shared = one.keys() & other.keys()
+            if not shared or any(one[name] != other[name] for name in shared):
+                raise ValueError(
+                    f"{known.source} and {record.source} have different curves of {key[0]}, "
+                    f"{key[1]}, seed {key[2]}: leave one of them out."
+                )
+            merged[key] = max(known, record, key=lambda copy: sum(map(len, copy.rows)))
+    return list(merged.values())
 
 
-# What the configuration of a run of this package has, whatever its version.
-_OURS = {"seed", "total_steps", "env"}
-# Settings that make no other method of a run.
-_NO_METHOD = re.compile(
-    r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
-    r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
-)
+def _curves(record: Record) -> dict[str, list[tuple[float, str]]]:
+    curves: dict[str, list[tuple[float, str]]] = {}
+    for row in record.rows:
+        for name in row:
+            if name.startswith("eval/") or (name in CURVES and not name.startswith("time/")):
+                curves.setdefault(name, []).append((row["step"], f"{row[name]:.6g}"))
+    return curves
+
+
+def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
+    """Read the finished runs of folders and CSV files together, each run once.
+
+    Those of folders are in the order of experiment, method, seed. A run of a study knows what it
+    is. Any other, of ``examples/train.py`` or a sweep, is named by its environment and the
+    settings in which the runs there differ, or ``LoRe`` or ``stock`` where they do not.
+
+    Args:
+        sources: Files that end in ``.csv``, as of :func:`write_csv`, and folders.
+
+    Keyword Args:
+        by: Settings to name runs outside studies by, such as ``lore.gate.tau``.
+            Default: those in which they differ.
+
+    Raises:
+        FileNotFoundError: If there is no finished run below a folder.
+        ValueError: If a run has different curves in two places, one lacks a setting of ``by``,
+            or a file is damaged, which the message names.
+    """
+    files = [source for source in sources if Path(source).suffix == ".csv"]
+    records, unnamed = [], []
+    for folder in (source for source in sources if source not in files):
+        found = len(records) + len(unnamed)
+        for path in sorted(Path(folder).glob("**/run.json")):
+            if (path.parent / "done").exists():
+                records.append(_read_job(path.parent))
+        for path in sorted(Path(folder).glob("**/config.json")):
+            run = path.parent
+            if (run / "metrics.jsonl").exists() and not (run / "run.json").exists():
+                config = read_object(path)
+                if set(config) >= _OURS:
+                    rows = read_metrics(run)
+                    if _is_finished(config, rows):
+                        unnamed.append((_unnamed(config, rows, str(run)), config))
+        if len(records) + len(unnamed) == found:
+            raise FileNotFoundError(
+                f"No finished run below {folder}: run examples/study.py or examples/train.py "
+                "first, or name its output."
+            )
+    in_files = [record for path in files for record in read_csv(path)]
+    return merge([*in_files, *_sorted([*records, *_name(unnamed, by)])])
+
+
+def _read_job(folder: Path) -> Record:
+    """Read a run of a study."""
+    about, done = read_object(folder / "run.json"), folder / "done"
+    facts = read_object(done) if done.stat().st_size else {}
+    named = {"experiment", "method"} <= set(about) and type(about.get("seed")) is int
+    if not (named and isinstance(facts.get("seconds") or 0, (int, float))):
+        raise ValueError(
+            f"{folder / 'run.json'} and {done.name} do not say which run it was: leave its "
+            "folder out."
+        )
+    return Record(
+        str(about["experiment"]),
+        str(about["method"]),
+        about["seed"],
+        read_metrics(folder),
+        facts.get("seconds"),
+        facts.get("machine"),
+        str(folder),
+    )
+
+
+def _is_finished(config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]) -> bool:
+    return bool(rows) and rows[-1]["step"] >= config["total_steps"]
+
+
+def _sorted(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: (r.experiment, r.method, r.seed))
+
+
+def _unnamed(config: Mapping[str, Any], rows: list[dict[str, float]], source: str) -> Record:
+    """Return a run whose method is not known yet."""
+    record = Record(config["env"]["id"], "", int(config["seed"]), rows, source=source)
+    return replace(record, seconds=record.last("time/elapsed_s"))
+
+
+def _name(runs: Sequence[tuple[Record, Mapping[str, Any]]], by: Sequence[str]) -> list[Record]:
+    """Name runs, each with its configuration, by the settings in which they differ."""
+
+    def group(record: Record, settings: Mapping[str, str]) -> tuple[str, bool]:
+        return record.experiment, settings.get("lore.enabled") != "false"
+
+    flat = [(record, _flat(config)) for record, config in runs]
+    records = []
+    for record, own in flat:
+        unknown = [name for name in by if name not in own]
+        if unknown:
+            raise ValueError(
+                f"{record.source} has no setting {unknown[0]!r} to name its method by."
+            )
+        like = [other for r, other in flat if group(r, other) == group(record, own)]
+        differing = [
+            name
+            for name in sorted(own)
+            if any(other.get(name) != own[name] for other in like) and not _NO_METHOD.match(name)
+        ]
+        _, advised = group(record, own)
+        # Without advice its settings make no difference.
+        words = [
+            f"{name}={own[name]}"
+            for name in by or differing
+            if advised or not name.startswith(("lore.", "advisor."))
+        ]
+        if not (advised and words):
+            words.insert(0, "LoRe" if advised else "stock")
+        records.append(replace(record, method=", ".join(words)))
+    return records
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -110,105 +239,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _records_of(runs: Sequence[_Run], by: Sequence[str]) -> list[Record]:
-    """Name runs by their environment and the settings in which they differ."""
-    records: dict[tuple[str, str, int], tuple[Record, str]] = {}
-    settings = [_flat(run.config) for run in runs]
-    for run, own in zip(runs, settings, strict=True):
-        advised, env = own.get("lore.enabled") != "false", own["env.id"]
-        unknown = [name for name in by if name not in own]
-        if unknown:
-            raise ValueError(f"{run.where} has no setting {unknown[0]!r} to name its method by.")
-        like = [
-            other
-            for other in settings
-            if other["env.id"] == env and (other.get("lore.enabled") != "false") == advised
-        ]
-        differing = [
-            name
-            for name in sorted(own)
-            if any(other.get(name) != own[name] for other in like) and not _NO_METHOD.match(name)
-        ]
-        # Without advice its settings make no difference.
-        words = [
-            f"{name}={own[name]}"
-            for name in by or differing
-            if advised or not name.startswith(("lore.", "advisor."))
-        ]
-        if not (advised and words):
-            words.insert(0, "LoRe" if advised else "stock")
-        method = ", ".join(words)
-        key = env, method, int(run.config["seed"])
-        if key in records:
-            raise ValueError(
-                f"{run.where} and {records[key][1]} are both {env}, {method}, seed {key[2]}: "
-                "leave one of them out."
-            )
-        seconds = Record(*key, run.rows).last("time/elapsed_s")
-        records[key] = Record(*key, run.rows, seconds), run.where
-    return [record for record, _ in records.values()]
-
-
-def _ordered(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: (record.experiment, record.method, record.seed))
-
-
-def read_folder(base: str | Path, *, by: Sequence[str] = ()) -> list[Record]:
-    """Read the finished runs below a folder, in the order of experiment, method, seed.
-
-    A run of a study knows what it is. Any other, of ``examples/train.py`` or a sweep, is named
-    by its environment, and by the settings in which the runs there differ, or is ``LoRe`` or
-    ``stock`` where they do not.
-
-    Args:
-        base: Folder of a study, of several, or of other runs.
-
-    Keyword Args:
-        by: Settings to name runs outside studies by, such as ``lore.gate.tau``.
-            Default: those in which they differ.
-
-    Raises:
-        FileNotFoundError: If there is no finished run below it.
-        ValueError: If two runs have one name and seed, one lacks a setting of ``by``, or a file is
-            damaged, which the message names.
-    """
-    records, others = [], []
-    for path in sorted(Path(base).glob("**/run.json")):
-        done = path.parent / "done"
-        if done.exists():
-            about = read_object(path)
-            facts = read_object(done) if done.stat().st_size else {}
-            named = {"experiment", "method"} <= set(about) and type(about.get("seed")) is int
-            if not (named and isinstance(facts.get("seconds") or 0, (int, float))):
-                raise ValueError(
-                    f"{path} and {done.name} do not say which run it was: leave its folder out."
-                )
-            records.append(
-                Record(
-                    str(about["experiment"]),
-                    str(about["method"]),
-                    about["seed"],
-                    read_metrics(path.parent),
-                    facts.get("seconds"),
-                    facts.get("machine"),
-                )
-            )
-    for path in sorted(Path(base).glob("**/config.json")):
-        folder = path.parent
-        if (folder / "metrics.jsonl").exists() and not (folder / "run.json").exists():
-            config = read_object(path)
-            if set(config) >= _OURS:
-                run = _Run(str(folder), config, read_metrics(folder))
-                others += [run] if run.finished else []
-    records += _records_of(others, by)
-    if not records:
-        raise FileNotFoundError(
-            f"No finished run below {base}: run examples/study.py or examples/train.py first, or "
-            "name its output."
-        )
-    return _ordered(records)
-
-
 def read_wandb(
     project: str,
     runs: Callable[[str], Iterable[Any]] | None = None,
@@ -218,7 +248,7 @@ def read_wandb(
     """Read the finished runs of a W&B project.
 
     The group of a study's run names experiment and method; others, such as a sweep's, are
-    named as by :func:`read_folder`. A run that was stopped before its last step is finished
+    named as by :func:`read_runs`. A run that was stopped before its last step is finished
     for W&B, and left out here.
 
     Args:
@@ -226,11 +256,12 @@ def read_wandb(
         runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
 
     Keyword Args:
-        by: As of :func:`read_folder`. Default: settings in which the runs differ.
+        by: As of :func:`read_runs`. Default: settings in which the runs differ.
 
     Raises:
         ImportError: If W&B is not installed.
-        ValueError: If the project has no finished run, or two have one name and seed.
+        ValueError: If the project has no finished run, or two have one name and seed but
+            different curves.
     """
     if runs is None:
         try:
@@ -240,48 +271,45 @@ def read_wandb(
                 "Reading W&B needs wandb: pip install 'lore-torchrl[wandb]'."
             ) from err
         runs = wandb.Api().runs
-    records, others = [], []
+    records, unnamed = [], []
     for run in runs(project):
+        if run.state != "finished" or not set(run.config) >= _OURS:
+            continue
+        rows = _wandb_rows(run.scan_history())
+        if not _is_finished(run.config, rows):
+            continue
+        record = _unnamed(run.config, rows, f"{project}, run {run.id}")
         experiment, separator, method = str(run.group or "").partition(": ")
-        if run.state == "finished" and set(run.config) >= _OURS:
-            rows: dict[int, dict[str, float]] = {}
-            for found in run.scan_history():
-                values = {
-                    name: value
-                    for name, value in found.items()
-                    if isinstance(value, int | float) and not name.startswith("_")
-                }
-                # W&B's own `_step` counts its rows. TorchRL writes the environment's beside
-                # the values, once for each group of names; figures and tables have none.
-                names = {name for name in values if name.split("/")[-1] == "step"}
-                if names:
-                    step = int(max(values[name] for name in names))
-                    rows.setdefault(step, {"step": step}).update(
-                        {name: value for name, value in values.items() if name not in names}
-                    )
-            ordered = [rows[step] for step in sorted(rows)]
-            found = _Run(f"{project}, run {run.id}", run.config, ordered)
-            if not found.finished:
-                continue
-            if not separator:
-                others.append(found)
-                continue
-            records.append(
-                Record(
-                    experiment,
-                    method,
-                    int(run.config["seed"]),
-                    ordered,
-                    run.summary.get("_runtime"),
-                )
-            )
-    records += _records_of(others, by)
+        if separator:
+            seconds = run.summary.get("_runtime")
+            named = replace(record, experiment=experiment, method=method, seconds=seconds)
+            records.append(named)
+        else:
+            unnamed.append((record, run.config))
+    records += _name(unnamed, by)
     if not records:
         raise ValueError(
             f"{project} has no finished run of this package: run examples/study.py, or "
             "examples/train.py, with logger=wandb first."
         )
-    return _ordered(records)
+    return _sorted(merge(records))
+
+
+def _wandb_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    rows: dict[int, dict[str, float]] = {}
+    for found in history:
+        values = {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, int | float) and not name.startswith("_")
+        }
+        # W&B's own `_step` counts its rows. TorchRL writes the environment's beside the values,
+        # once for each group of names; figures and tables have none.
+        steps = {name: values.pop(name) for name in [*values] if name.split("/")[-1] == "step"}
+        if steps:
+            step = int(max(steps.values()))
+            rows.setdefault(step, {"step": step}).update(values)
+    return [rows[step] for step in sorted(rows)]
 
 
 def write_csv(path: str | Path, records: Sequence[Record], *, also: Sequence[str] = ()) -> None:
@@ -334,4 +362,4 @@ def read_csv(path: str | Path) -> list[Record]:
                 f"{path}, line {reader.line_num}, is no line of curves.csv as a report writes it "
                 f"({type(error).__name__}: {shown(str(error), 60)}). Mend it, or name another file."
             ) from error
-    return [Record(*key, rows, seconds) for key, (rows, seconds) in runs.items()]
+    return [Record(*k, rows, seconds, source=str(path)) for k, (rows, seconds) in runs.items()]

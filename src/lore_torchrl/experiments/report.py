@@ -1,4 +1,4 @@
-"""One study as tables, figures, data and a page that a person can read."""
+"""A study as tables, figures, data and one page of HTML."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 
 from lore_torchrl.advisors.redaction import redact
 from lore_torchrl.experiments.figures import save_figures
-from lore_torchrl.experiments.machine import describe_machine
 from lore_torchrl.experiments.records import write_csv
-from lore_torchrl.experiments.summary import Study, Table, plain_markdown
+from lore_torchrl.experiments.study import Study, Table, plain_markdown
 
 _CAPTIONS = {
     "curves": "Interquartile mean over seeds, 95% interval.",
     "over_time": "The same, calls, divergence and entropy over time.",
-    "calls": "What the calls bought: one mark a run.",
-    "profile": "Share of runs whose curve is higher than τ on average, pointwise 95% interval.",
+    "calls": "Normalized AUC against advisor calls: one mark a run.",
+    "profile": "Fraction of runs with a normalized AUC above τ, pointwise 95% interval.",
 }
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -54,18 +53,21 @@ def write_report(
 
     Returns:
         Path of the page.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = study.tables(every)
-    figures = save_figures(folder, study)
+    tables, figures, notes = study.tables(every), save_figures(folder, study), _notes(study)
     write_csv(folder / "curves.csv", study.records, also=(study.metric,))
-    notes = _notes(study)
-    made_by = " ".join(redact(shlex.join(command)).split())
     text = "\n".join(table.markdown() for table in tables)
     lines = [f"# {plain_markdown(title)}\n", text, *map(plain_markdown, notes)]
     if command:
-        lines.append(f"Command: {_code(made_by)}")
+        made_by = " ".join(redact(shlex.join(command)).split())
+        # Longer than any run of backticks in it.
+        fence = "`" * (1 + max(map(len, re.findall("`+", made_by)), default=0))
+        space = " " * (len(fence) > 1)
+        lines.append(f"Command: {fence}{space}{made_by}{space}{fence}")
         notes.append(f"Command: {made_by}")
     (folder / "tables.md").write_text("\n".join(lines) + "\n")
     page = folder / "report.html"
@@ -73,15 +75,14 @@ def write_report(
     return page
 
 
-def _code(text: str) -> str:
-    """Return text as Markdown's code, whatever backticks it holds."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+def command_line() -> list[str]:
+    """Return how this process was started, as a user would type it."""
+    return ["python", *sys.argv]
 
 
 def _notes(study: Study) -> list[str]:
     seeds = {len(study.runs(e, m)) for e in study.experiments for m in study.methods} - {0}
-    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    count = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
     notes = [f"{len(study.records)} runs, {count} seeds of each method."]
     times = [record.seconds for record in study.records if record.seconds is not None]
     if times:
@@ -89,8 +90,6 @@ def _notes(study: Study) -> list[str]:
     machines = sorted({record.machine for record in study.records if record.machine})
     if machines:
         notes.append(f"Run on {'; '.join(machines)}, one CPU thread each.")
-    else:
-        notes.append(f"Reported on {describe_machine()}.")
     return notes
 
 
@@ -118,8 +117,3 @@ def _html(table: Table) -> str:
     body = "".join(line("td", row) for row in table.rows)
     caption = f"<caption>{html.escape(table.title)}</caption>"
     return f"<table>{caption}{line('th', table.header)}{body}</table>"
-
-
-def command_line() -> list[str]:
-    """Return how this process was started, as a user would type it."""
-    return ["python", *sys.argv]

@@ -1,8 +1,8 @@
-"""Statistics over seeds, as `Agarwal et al. (2021) <https://arxiv.org/abs/2108.13264>`_ advise."""
+"""Statistics over seeds, after `Agarwal et al. (2021) <https://arxiv.org/abs/2108.13264>`_."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,6 +12,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
     Args:
         values: Scores, ``[..., N]``.
+
+    Returns:
+        ``[...]``.
 
     Examples:
         >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
@@ -23,147 +26,24 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return (values * weight).sum(-1) / weight.sum()
 
 
-def bootstrap_interval(
-    values: np.ndarray,
-    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
-    *,
-    draws: int = 10_000,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Return the percentile-bootstrap interval of a statistic over seeds.
+def normalized_auc(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    r"""Return the area under learning curves, divided by the last step.
+
+    .. math::
+        \frac{1}{t_N} \Bigl( t_1 y_1 + \sum_{i=2}^{N} (t_i - t_{i-1}) \frac{y_i + y_{i-1}}{2} \Bigr)
+
+    the trapezoidal rule from step 0 on, with the first score extrapolated back to it as a
+    constant. It has the unit of the score.
 
     Args:
-        values: One score a seed, ``[N]``.
-        statistic: From ``[draws, N]`` to ``[draws]``. Default: :func:`interquartile_mean`.
-
-    Keyword Args:
-        draws: Resamplings. Default: ``10_000``.
-        level: Share of them inside. Default: ``0.95``.
-
-    Examples:
-        >>> bootstrap_interval(np.array([0.5, 0.5]))
-        (0.5, 0.5)
-    """
-    generator = np.random.default_rng(0)
-    resampled = generator.choice(values, (draws, len(values)))
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(statistic(resampled), [tail, 1.0 - tail])
-    return float(low), float(high)
-
-
-def format_score(values: np.ndarray) -> str:
-    """Return interquartile mean and 95% interval of one score a seed, for a table.
-
-    Args:
-        values: Scores, ``[N]``.
-
-    Examples:
-        >>> format_score(np.array([0.5, 0.5]))
-        '0.50 [0.50, 0.50]'
-    """
-    low, high = bootstrap_interval(values)
-    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}]"
-
-
-def ratio_interval(
-    above: np.ndarray, below: np.ndarray, *, draws: int = 10_000, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Return the ratio of two methods' means over seeds, with its bootstrap interval.
-
-    The seeds of both are drawn independently.
-
-    Args:
-        above: One score a seed of the first method, ``[N]``.
-        below: One score a seed of the second, ``[M]``.
-
-    Keyword Args:
-        draws: Resamplings. Default: ``10_000``.
-        level: Share of them inside. Default: ``0.95``.
+        steps: Steps :math:`t` of the evaluations, ascending, ``[N]``.
+        values: Scores :math:`y`, ``[..., N]``.
 
     Returns:
-        Ratio, lower and upper end.
+        ``[...]``.
 
     Examples:
-        >>> ratio_interval(np.array([1.0, 1.0]), np.array([2.0, 2.0]))
-        (0.5, 0.5, 0.5)
-    """
-    first, second = _resampled_means(above, below, draws)
-    ratio = above.mean() / max(below.mean(), 1e-12)
-    return float(ratio), *_middle(first / np.maximum(second, 1e-12), level)
-
-
-def difference_interval(
-    above: np.ndarray, below: np.ndarray, *, draws: int = 10_000, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Return the difference of two methods' means over seeds, with its bootstrap interval.
-
-    For scores that may be negative, of which no ratio says anything. Arguments and what is
-    returned are those of :func:`ratio_interval`.
-
-    Examples:
-        >>> difference_interval(np.array([1.0, 1.0]), np.array([-2.0, -2.0]))
-        (3.0, 3.0, 3.0)
-    """
-    first, second = _resampled_means(above, below, draws)
-    return float(above.mean() - below.mean()), *_middle(first - second, level)
-
-
-def _middle(draws: np.ndarray, level: float) -> tuple[float, float]:
-    """Return the ends of the interval that holds a share ``level`` of the draws."""
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(draws, [tail, 1.0 - tail])
-    return float(low), float(high)
-
-
-def _resampled_means(
-    above: np.ndarray, below: np.ndarray, draws: int
-) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(0)
-    first = generator.choice(above, (draws, len(above))).mean(-1)
-    return first, generator.choice(below, (draws, len(below))).mean(-1)
-
-
-def paired_ratios(
-    measured: Mapping[str, Sequence[float]], baseline: str
-) -> dict[str, dict[str, float]]:
-    """Return each measurement's median and its median ratio to a baseline, round by round.
-
-    Args:
-        measured: One number a round for each contestant, the same rounds for all.
-        baseline: The contestant that the others are divided by.
-
-    Returns:
-        ``median``, ``ratio``, ``ratio_low`` and ``ratio_high`` by contestant; the interval
-        is a 95% bootstrap over rounds.
-
-    Examples:
-        >>> paired_ratios({"a": [2.0, 4.0], "b": [3.0, 6.0]}, "a")["b"]["ratio"]
-        1.5
-    """
-    results = {}
-    for name, values in measured.items():
-        ratios = np.array(values) / np.array(measured[baseline])
-        low, high = bootstrap_interval(ratios, lambda draws: np.median(draws, axis=1))
-        results[name] = {
-            "median": float(np.median(values)),
-            "ratio": float(np.median(ratios)),
-            "ratio_low": low,
-            "ratio_high": high,
-        }
-    return results
-
-
-def area_under_curve(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the mean height of learning curves by the trapezoidal rule, from step 0 on.
-
-    Before the first evaluation a curve is as high as there.
-
-    Args:
-        steps: Steps of the evaluations, ascending, ``[N]``.
-        values: Scores, ``[..., N]``.
-
-    Examples:
-        >>> float(area_under_curve(np.array([1, 2, 3]), np.array([0.0, 0.5, 1.0])))
+        >>> float(normalized_auc(np.array([1, 2, 3]), np.array([0.0, 0.5, 1.0])))
         0.3333333333333333
     """
     steps = np.concatenate(([0.0], np.asarray(steps, dtype=float)))
@@ -171,46 +51,36 @@ def area_under_curve(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.trapezoid(values, steps, axis=-1) / steps[-1]
 
 
-def stratified_interval(
-    scores: Sequence[np.ndarray],
-    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
-    *,
-    draws: int = 10_000,
-    level: float = 0.95,
-) -> tuple[float, float, float]:
-    """Return a statistic of all runs on several tasks, with its stratified-bootstrap interval.
+def bootstrap(
+    statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 10_000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a statistic of samples with its 95% stratified percentile-bootstrap interval.
 
-    Seeds are drawn anew within each task, so that every task keeps its weight.
+    Each sample, such as the seeds of one method on one task, is resampled on its own.
 
     Args:
-        scores: One array of scores a task, ``[N_t]`` each.
-        statistic: From ``[..., N]`` to ``[...]``. Default: :func:`interquartile_mean`.
+        statistic: Takes the samples, ``[..., N]`` each, and returns ``[...]`` or, with one
+            value for each of ``T`` thresholds, ``[..., T]``.
+        samples: ``[N]`` each, of any lengths.
 
     Keyword Args:
         draws: Resamplings. Default: ``10_000``.
-        level: Share of them inside. Default: ``0.95``.
 
     Returns:
-        Statistic, lower and upper end.
+        Statistic, lower and upper end, ``[]`` or ``[T]`` each.
 
     Examples:
-        >>> stratified_interval([np.array([0.0, 0.0]), np.array([1.0, 1.0])])
+        >>> value, low, high = bootstrap(interquartile_mean, np.array([0.5, 0.5]))
+        >>> float(value), float(low), float(high)
         (0.5, 0.5, 0.5)
     """
     generator = np.random.default_rng(0)
-    drawn = [generator.choice(task, (draws, len(task))) for task in scores]
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(statistic(np.concatenate(drawn, -1)), [tail, 1.0 - tail])
-    return float(statistic(np.concatenate(scores))), float(low), float(high)
+    resampled = statistic(*(generator.choice(x, (draws, len(x))) for x in samples))
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+    return statistic(*samples), low, high
 
 
-def probability_of_improvement(
-    above: Sequence[np.ndarray],
-    below: Sequence[np.ndarray],
-    *,
-    draws: int = 2_000,
-    level: float = 0.95,
-) -> tuple[float, float, float]:
+def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
     r"""Return the probability that a run of one method scores above one of another.
 
     .. math::
@@ -220,67 +90,35 @@ def probability_of_improvement(
     the mean over tasks of the Mann-Whitney statistic.
 
     Args:
-        above: Scores of the first method, one array ``[N_t]`` a task.
-        below: Scores of the second, one array ``[K_t]`` a task.
-
-    Keyword Args:
-        draws: Resamplings. Default: ``2_000``.
-        level: Share of them inside. Default: ``0.95``.
+        pairs: For each task the scores of the first method, ``[..., N_m]``, and those of the
+            second, ``[..., K_m]``: :math:`x_1, y_1, x_2, y_2, \ldots`
 
     Returns:
-        Probability, lower and upper end.
+        ``[...]``.
 
     Examples:
-        >>> probability_of_improvement([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])[0]
+        >>> float(probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 1.0])))
         0.875
     """
-    generator = np.random.default_rng(0)
-
-    def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    wins = []
+    for x, y in zip(pairs[::2], pairs[1::2], strict=True):
         x, y = x[..., :, None], y[..., None, :]
-        return ((x > y) + 0.5 * (x == y)).mean((-2, -1))
-
-    pairs = list(zip(above, below, strict=True))
-    value = np.mean([wins(x, y) for x, y in pairs])
-    drawn = np.mean(
-        [
-            wins(generator.choice(x, (draws, len(x))), generator.choice(y, (draws, len(y))))
-            for x, y in pairs
-        ],
-        axis=0,
-    )
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(drawn, [tail, 1.0 - tail])
-    return float(value), float(low), float(high)
+        wins.append(((x > y) + 0.5 * (x == y)).mean((-2, -1)))
+    return np.mean(wins, axis=0)
 
 
-def performance_profile(
-    scores: Sequence[np.ndarray], thresholds: np.ndarray, *, draws: int = 2_000, level: float = 0.95
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the share of runs that score above each threshold, all tasks weighing the same.
+def performance_profile(thresholds: np.ndarray, *tasks: np.ndarray) -> np.ndarray:
+    """Return the fraction of runs that score above each threshold, tasks weighing the same.
 
     Args:
-        scores: One array of scores a task, ``[N_t]`` each.
         thresholds: Ascending, ``[T]``.
-
-    Keyword Args:
-        draws: Resamplings, stratified by task. Default: ``2_000``.
-        level: Share of them inside the pointwise interval. Default: ``0.95``.
+        tasks: Scores of a method on each task, ``[..., N_t]``.
 
     Returns:
-        Shares, lower and upper ends, ``[T]`` each.
+        ``[..., T]``.
 
     Examples:
-        >>> performance_profile([np.array([0.2, 0.8])], np.array([0.0, 0.5, 0.9]))[0].tolist()
+        >>> performance_profile(np.array([0.0, 0.5, 0.9]), np.array([0.2, 0.8])).tolist()
         [1.0, 0.5, 0.0]
     """
-    generator = np.random.default_rng(0)
-
-    def shares(task: np.ndarray) -> np.ndarray:
-        return (task[..., None] > thresholds).mean(-2)
-
-    value = np.mean([shares(task) for task in scores], axis=0)
-    drawn = [shares(generator.choice(task, (draws, len(task)))) for task in scores]
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(np.mean(drawn, axis=0), [tail, 1.0 - tail], axis=0)
-    return value, low, high
+    return np.mean([(task[..., None] > thresholds).mean(-2) for task in tasks], axis=0)

@@ -1,66 +1,260 @@
-"""Running a grid of methods, experiments and seeds."""
+"""The finished runs of several methods side by side, and the tables that compare them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from lore_torchrl.configs import StudyConfig
-from lore_torchrl.experiments.records import read_folder
-from lore_torchrl.experiments.report import command_line, write_report
-from lore_torchrl.experiments.runs import make_jobs, run_jobs
-from lore_torchrl.experiments.summary import Study
+import numpy as np
+
+from lore_torchrl.experiments.records import Record
+from lore_torchrl.experiments.statistics import (
+    bootstrap,
+    interquartile_mean,
+    normalized_auc,
+    probability_of_improvement,
+)
 
 
-def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | None]:
-    """Run what is open, and report on what is finished.
+@dataclass(frozen=True)
+class Table:
+    """A table: what it says, its columns and its cells, all text."""
 
-    Finished runs are kept. With ``config.cell`` only that run is made, and there is no
-    report: many processes may work at one study so.
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, its title in bold above it."""
+        lines = [f"| {' | '.join(map(plain_markdown, row))} |" for row in (self.header, *self.rows)]
+        lines.insert(1, "|" + " --- |" * len(self.header))
+        return "\n".join([f"**{plain_markdown(self.title)}**", "", *lines]) + "\n"
+
+
+def plain_markdown(text: str) -> str:
+    r"""Return text on one line, escaped so that Markdown shows it as it is.
+
+    Examples:
+        >>> print(plain_markdown("a|b <c>"), plain_markdown("0.5 [0.4, 0.6]"))
+        a\|b &lt;c> 0.5 [0.4, 0.6]
+    """
+    text = re.sub(r"([\\`*|]|\](?=[(\[:]))", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+class Study:
+    """Runs by experiment and method.
 
     Args:
-        config: Methods, experiments, seeds.
+        records: The runs.
+        baseline: The method that others are compared with, ``None`` for none.
+            Default: ``None``.
 
     Keyword Args:
-        script: Training script that takes Hydra overrides.
-
-    Returns:
-        One line for each run that failed, now or before; and the report's page, ``None``
-        where nothing is finished, or nothing has logged ``config.metric``.
+        metric: What methods are compared by, higher is better, by its name in the log.
+            Default: ``"eval/success"``.
 
     Raises:
-        ValueError: If the folder keeps a run of this grid that had other overrides.
+        ValueError: If there is no run, none of the baseline, or none that logged the metric.
     """
-    output = Path(config.output).resolve()
-    jobs = make_jobs(
-        output,
-        config.experiments,
-        config.methods,
-        seeds=config.seeds,
-        overrides=config.overrides,
-    )
-    if config.cell is not None:
-        chosen = [jobs[config.cell]]
-        return run_jobs(chosen, script=script, processes=1, retry=config.retry), None
-    errors = run_jobs(jobs, script=script, processes=config.jobs, retry=config.retry)
-    if not any(job.state == "done" for job in jobs):
-        return errors, None
-    # Of this grid alone: the folder may hold runs of a larger one.
-    found = {
-        (record.experiment, record.method, record.seed): record for record in read_folder(output)
-    }
-    keys = [(job.experiment, job.method, job.seed) for job in jobs]
-    records = [found[key] for key in keys if key in found]
-    baseline = config.baseline if config.baseline in {r.method for r in records} else None
-    try:
-        study = Study(records, baseline, metric=config.metric)
-    except ValueError as error:
-        # What failed is told as well.
-        return [*errors, str(error)], None
-    page = write_report(
-        output / "report",
-        study,
-        title=f"Study: {config.name}",
-        # Where it wrote to is of no use to others.
-        command=[word for word in command_line() if not word.startswith("output=")],
-    )
-    return errors, page
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        baseline: str | None = None,
+        *,
+        metric: str = "eval/success",
+    ) -> None:
+        if not records:
+            raise ValueError("A study needs at least one finished run.")
+        self.records = list(records)
+        self.experiments = list(dict.fromkeys(record.experiment for record in records))
+        self.methods = list(dict.fromkeys(record.method for record in records))
+        if baseline is not None and baseline not in self.methods:
+            raise ValueError(
+                f"There is no finished run of the baseline {baseline!r}; there are "
+                f"{self.methods}. Name one of them."
+            )
+        logged = {name for record in records for row in record.rows for name in row} - {"step"}
+        if metric not in logged:
+            raise ValueError(f"No run logged {metric!r}; logged are {sorted(logged)}.")
+        self.baseline, self.metric = baseline, metric
+
+    @property
+    def label(self) -> str:
+        """What the metric is, for titles: ``eval/return`` is the held-out return."""
+        if not self.metric.startswith("eval/"):
+            return self.metric
+        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}, advisor off"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the metric is a success rate, 0 to 1 in every experiment."""
+        return self.metric.endswith("/success")
+
+    def runs(self, experiment: str, method: str) -> list[Record]:
+        """Return the runs of one method on one experiment."""
+        return [r for r in self.records if (r.experiment, r.method) == (experiment, method)]
+
+    def curves(self, experiment: str, method: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps that all seeds logged, ``[T]``, and their values, ``[N, T]``.
+
+        ``calls_per_1000`` is the growth of ``advice/calls`` for each 1,000 steps.
+        """
+        calls = metric == "calls_per_1000"
+        seeds = []
+        for record in self.runs(experiment, method):
+            steps, values = record.curve("advice/calls" if calls else metric)
+            if calls and len(steps):
+                values = 1000 * np.diff(values, prepend=0.0) / np.diff(steps, prepend=0.0)
+            seeds.append(dict(zip(steps.tolist(), values.tolist(), strict=True)))
+        shared = sorted(set.intersection(*map(set, seeds))) if seeds else []
+        return np.array(shared), np.array([[seed[step] for step in shared] for seed in seeds])
+
+    def auc(self, experiment: str, method: str) -> np.ndarray:
+        """Return the normalized AUC of each seed's curve of the metric, ``[N]``.
+
+        See :func:`~lore_torchrl.experiments.normalized_auc`; empty if nothing was logged.
+        """
+        steps, values = self.curves(experiment, method, self.metric)
+        return normalized_auc(steps, values) if len(steps) else np.zeros(0)
+
+    def tables(self, every: int = 1) -> list[Table]:
+        """Return the metric by step, its AUC, comparisons over all experiments, sources of advice.
+
+        Args:
+            every: Show every n-th evaluation, counted from the last. Default: ``1``.
+        """
+        tables = []
+        for experiment in self.experiments:
+            tables += [self._metric_by_step(experiment, every), self._auc_by_method(experiment)]
+        if len(self.experiments) > 1 and (self.is_success or self.baseline is not None):
+            tables.append(self._all_experiments())
+        sources = self._advice_sources()
+        return [*tables, sources] if sources.rows else tables
+
+    def _metric_by_step(self, experiment: str, every: int) -> Table:
+        columns, rows = {}, []
+        for method in self.methods:
+            steps, values = self.curves(experiment, method, self.metric)
+            columns[method] = dict(zip(steps.astype(int).tolist(), values.T, strict=True))
+        shown = sorted(set().union(*columns.values()))[::-1][::every][::-1]
+        for method in self.methods:
+            runs = self.runs(experiment, method)
+            if runs:
+                found = [columns[method].get(step) for step in shown]
+                cells = ["-" if x is None else _interval(interquartile_mean, x) for x in found]
+                calls = sorted({int(run.last("advice/calls") or 0) for run in runs})
+                spent = "-".join(map(str, dict.fromkeys((calls[0], calls[-1]))))
+                rows.append((method, str(len(runs)), *cells, spent))
+        header = ("method", "seeds", *(f"{step:,} steps" for step in shown), "calls")
+        title = f"{experiment}: {self.label}, IQM over seeds [95% interval]"
+        return Table(title, header, tuple(rows))
+
+    def _auc_by_method(self, experiment: str) -> Table:
+        found = {method: self.auc(experiment, method) for method in self.methods}
+        reference = found.get(self.baseline, np.zeros(0))
+        # A ratio of scores that may be negative says nothing.
+        signed = any((scores < 0).any() for scores in found.values())
+        header = ["method", "normalized AUC", "by seed"]
+        if len(reference):
+            compared = "minus" if signed else "over"
+            header += [f"{compared} {self.baseline}", f"P(above {self.baseline})"]
+        rows = []
+        for method, scores in found.items():
+            if not len(scores):
+                continue
+            cells = [method, f"{scores.mean():.2f}", ", ".join(f"{x:.2f}" for x in scores)]
+            if len(reference):
+                compare = _difference if signed else _ratio
+                defined = signed or reference.any()
+                cells.append(_interval(compare, scores, reference) if defined else "-")
+                cells.append(_improvement([scores], [reference]))
+            rows.append(tuple(cells))
+        name = self.label.removesuffix(", advisor off")
+        title = f"{experiment}: normalized AUC of {name} [95% interval]"
+        return Table(title, tuple(header), tuple(rows))
+
+    def _all_experiments(self) -> Table:
+        header = ["method"]
+        header += ["IQM of normalized AUC"] if self.is_success else []
+        header += [] if self.baseline is None else [f"P(above {self.baseline})"]
+        rows = []
+        for method in self.methods:
+            # Where the method or the baseline has no curve, there is nothing to compare.
+            names = [
+                name
+                for name in self.experiments
+                if len(self.auc(name, method))
+                and (self.baseline is None or len(self.auc(name, self.baseline)))
+            ]
+            if names:
+                scores = [self.auc(name, method) for name in names]
+                cells = [method]
+                if self.is_success:
+                    cells.append(_interval(_pooled, *scores))
+                if self.baseline is not None:
+                    reference = [self.auc(name, self.baseline) for name in names]
+                    cells.append(_improvement(scores, reference))
+                rows.append(tuple(cells))
+        title = "All experiments together, stratified over seeds [95% interval]"
+        return Table(title, tuple(header), tuple(rows))
+
+    def _advice_sources(self) -> Table:
+        rows = []
+        for experiment in self.experiments:
+            for method in self.methods:
+                found = [advice_sources(record) for record in self.runs(experiment, method)]
+                found = [fractions for fractions in found if fractions is not None]
+                if found:
+                    mean = np.mean(found, axis=0)
+                    rows.append((experiment, method, *(f"{part:.1%}" for part in mean)))
+        header = ("experiment", "method", "own answer cached", "class", "PriorNet", "call", "none")
+        return Table("Where the advice came from, shares of all steps", header, tuple(rows))
+
+
+def advice_sources(record: Record) -> np.ndarray | None:
+    """Return where a run's advice came from, as fractions of the steps that looked for it.
+
+    Returns:
+        Fractions ``[5]``: own cached answer, answers of the class, PriorNet, fresh calls, none;
+        ``None`` if the run had no advisor.
+    """
+    names = ("advice/cache_hits", "advice/cache_near_hits", "advice/cache_misses", "advice/calls")
+    counts = [record.last(name) for name in names]
+    if None in counts or not sum(counts[:3]):
+        return None
+    exact, near, misses, calls = counts
+    looked = exact + near + misses
+    prior_net = record.last("prior_net/served") or 0.0
+    # A call about a situation that its class serves already is a hit and a call. Steps of
+    # PriorNet are misses too, so that this is the least number of such calls.
+    both = max(0.0, calls + prior_net - misses)
+    exact, near = max(0.0, exact - max(0.0, both - near)), max(0.0, near - both)
+    none = max(0.0, looked - exact - near - prior_net - calls)
+    return np.array([exact, near, prior_net, calls, none]) / looked
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return above.mean(-1) / np.maximum(below.mean(-1), 1e-12)
+
+
+def _difference(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return above.mean(-1) - below.mean(-1)
+
+
+def _pooled(*tasks: np.ndarray) -> np.ndarray:
+    return interquartile_mean(np.concatenate(tasks, -1))
+
+
+def _interval(
+    statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 10_000
+) -> str:
+    value, low, high = bootstrap(statistic, *samples, draws=draws)
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _improvement(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> str:
+    pairs = [scores for pair in zip(above, below, strict=True) for scores in pair]
+    return _interval(probability_of_improvement, *pairs, draws=2_000)

@@ -1,9 +1,8 @@
-"""Looking at a trained agent: what it saw, thought, was advised and did, step by step."""
+"""Episodes of a trained agent, step by step: what it saw, was advised and did."""
 
-from lore_torchrl.inspection.inspecting import inspect_checkpoint
-from lore_torchrl.inspection.page import write_page
-from lore_torchrl.inspection.pictures import draw, save_sheets, save_timeline, save_video
-from lore_torchrl.inspection.playing import SOURCES, Episode, Moment, Recording, play
+from lore_torchrl.inspection.episodes import SOURCES, Episode, Moment, Recording, play
+from lore_torchrl.inspection.figures import draw, save_sheets, save_timeline, save_video
+from lore_torchrl.inspection.page import inspect_checkpoint, to_png, write_page
 
 __all__ = [
     "SOURCES",
@@ -16,5 +15,6 @@ __all__ = [
     "save_sheets",
     "save_timeline",
     "save_video",
+    "to_png",
     "write_page",
 ]

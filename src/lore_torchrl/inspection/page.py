@@ -1,4 +1,4 @@
-"""A page that holds all steps of all episodes, with a slider."""
+"""One page of HTML with every step of some episodes, and the files beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lore_torchrl.inspection.playing import Recording
+from lore_torchrl.configs import InspectConfig
+from lore_torchrl.inspection.episodes import Recording, play
+from lore_torchrl.inspection.figures import (
+    draw,
+    require_mp4,
+    save_sheets,
+    save_timeline,
+    save_video,
+)
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -44,35 +52,71 @@ choose();
 """
 
 
+def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
+    """Play episodes and write video, sheets, timeline and page into ``config.output``.
+
+    Args:
+        config: What to play and how to show it.
+
+    Returns:
+        What was played, and the path of the page.
+
+    Raises:
+        ImportError: If an MP4 is asked for and its encoder is not installed.
+        FileNotFoundError, CheckpointError, ValueError: As of :func:`play`.
+    """
+    c = config
+    if c.video == "mp4":
+        require_mp4()
+    recording = play(
+        c.checkpoint,
+        episodes=c.episodes,
+        calls=c.calls,
+        coefficient=c.coefficient,
+        seed=c.seed,
+        deterministic=c.deterministic,
+        max_steps=c.max_steps,
+        trust=c.trust,
+    )
+    output = Path(c.output)
+    output.mkdir(parents=True, exist_ok=True)
+    pictures, timelines = [], []
+    for index, episode in enumerate(recording.episodes):
+        drawn = [draw(recording, index, step) for step in range(len(episode.moments))]
+        # The uncompressed pictures of all episodes would fill the memory.
+        pictures.append([to_png(picture) for picture in drawn])
+        timelines.append(save_timeline(output / f"episode{index}_timeline.png", episode))
+        save_sheets(output, f"episode{index}", drawn)
+        if c.video is not None:
+            save_video(output / f"episode{index}.{c.video}", drawn, steps_per_s=c.steps_per_s)
+    return recording, write_page(output / "inspect.html", recording, pictures, timelines)
+
+
 def write_page(
     path: str | Path,
     recording: Recording,
     pictures: Sequence[Sequence[bytes]],
     timelines: Sequence[Path],
 ) -> Path:
-    """Write one HTML file with every step's picture and text and a slider over them.
-
-    It needs nothing beside itself. The arrow keys move the slider.
+    """Write one self-contained HTML file with a slider over the steps of each episode.
 
     Args:
         path: The file.
         recording: What was played.
         pictures: For each episode, one PNG for each step: see :func:`to_png`.
-        timelines: For each episode, its time line as PNG.
+        timelines: For each episode, its timeline as a PNG file.
     """
-    data = []
-    for episode, drawn, timeline in zip(recording.episodes, pictures, timelines, strict=True):
-        steps = [
-            {"picture": _inline(picture), "text": moment.text}
-            for moment, picture in zip(episode.moments, drawn, strict=True)
-        ]
-        data.append(
-            {
-                "outcome": episode.outcome,
-                "timeline": _inline(Path(timeline).read_bytes()),
-                "steps": steps,
-            }
-        )
+    data = [
+        {
+            "outcome": episode.outcome,
+            "timeline": _inline(Path(timeline).read_bytes()),
+            "steps": [
+                {"picture": _inline(picture), "text": moment.text}
+                for moment, picture in zip(episode.moments, drawn, strict=True)
+            ],
+        }
+        for episode, drawn, timeline in zip(recording.episodes, pictures, timelines, strict=True)
+    ]
     options = "".join(f'<option value="{i}">episode {i}</option>' for i in range(len(data)))
     title = f"{recording.env_id} after {recording.step:,} steps"
     # "</script" would end the script element, "<!--" and "<script" keep it from ending.
@@ -95,7 +139,7 @@ def write_page(
 
 
 def to_png(picture: np.ndarray) -> bytes:
-    """Return a picture, uint8 ``[H, W, 3]``, as a small PNG of 64 colours."""
+    """Return a picture, uint8 ``[H, W, 3]``, as a small PNG of 64 colors."""
     buffer = io.BytesIO()
     Image.fromarray(picture).quantize(64).save(buffer, "png", optimize=True)
     return buffer.getvalue()

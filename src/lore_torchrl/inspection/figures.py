@@ -1,14 +1,13 @@
-"""Steps of an episode as pictures: single ones, sheets of them, a video, a time line."""
+"""Figures of an episode: its steps as pictures, sheets and video, and its timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from lore_torchrl.inspection.playing import Episode, Recording
+from lore_torchrl.inspection.episodes import Episode, Recording
 
 try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,13 +18,11 @@ except ImportError as err:
         "The inspector draws with matplotlib: pip install 'lore-torchrl[train]'."
     ) from err
 
-_COLORS = {"policy": "#4c72b0", "prior": "#dd8452", "mix": "#55a868"}
-_LABELS = {"policy": "policy π_wm", "prior": "advice ρ", "mix": "mix π_mix"}
+_BARS = {"policy π_wm": "#4c72b0", "advice ρ": "#dd8452", "mix π_mix": "#55a868"}
 _SOURCE_COLORS = {
     **{"none": "#cccccc", "call": "#c44e52", "cache": "#dd8452"},
     **{"class": "#ccb974", "PriorNet": "#8172b3"},
 }
-VIDEO_FORMATS = ("gif", "mp4")
 
 
 def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
@@ -43,25 +40,24 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     moment = moments[step]
     figure = Figure(figsize=(7.2, 3.6), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    room, bars = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    room.imshow(moment.frame)
-    room.set_axis_off()
-    room.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
-    left = moment.coefficient
+    frame, bars = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    frame.imshow(moment.frame)
+    frame.set_axis_off()
+    frame.set_title(f"episode {episode}, step {step + 1} of {len(moments)}", fontsize=9)
     exact = ", ".join(f"{value:.2f}" for value in moment.exact)
     numbers = [
         f"advice: {moment.source}" + (f" ({moment.confidence:.2f})" if moment.prior else ""),
-        f"β {moment.beta:.2f} × {left:.2g}   KL {moment.kl:.3f}   V {moment.value:.2f}",
+        f"β {moment.beta:.2f} × {moment.coefficient:.2g}   KL {moment.kl:.3f}   "
+        f"V {moment.value:.2f}",
         "   ".join(f"{name} {part:.2f}" for name, part in moment.uncertainty.items())
         + (f"   action {exact}" if exact else ""),
     ]
-    room.text(0.0, -0.04, "\n".join(numbers), transform=room.transAxes, va="top", fontsize=8)
-    shown = {"policy": moment.policy, "prior": moment.prior, "mix": moment.mix}
+    frame.text(0.0, -0.04, "\n".join(numbers), transform=frame.transAxes, va="top", fontsize=8)
     places = np.arange(len(recording.actions))[::-1]
-    for row, (name, probs) in enumerate(shown.items()):
+    for row, (label, color) in enumerate(_BARS.items()):
+        probs = (moment.policy, moment.prior, moment.mix)[row]
         if probs is not None:
-            height = places + 0.27 * (1 - row)
-            bars.barh(height, probs, 0.25, color=_COLORS[name], label=_LABELS[name])
+            bars.barh(places + 0.27 * (1 - row), probs, 0.25, color=color, label=label)
     names = [
         f"▸ {name}" if index == moment.action else name
         for index, name in enumerate(recording.actions)
@@ -75,9 +71,7 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def save_video(
-    path: str | Path, pictures: Sequence[np.ndarray], *, steps_per_s: float = 3.0
-) -> Path:
+def save_video(path: Path, pictures: Sequence[np.ndarray], *, steps_per_s: float) -> None:
     """Write pictures as an animated GIF or, with ``imageio-ffmpeg``, as an MP4.
 
     Args:
@@ -85,61 +79,49 @@ def save_video(
         pictures: uint8 ``[H, W, 3]`` each, of one size.
 
     Keyword Args:
-        steps_per_s: Pictures a second. Default: ``3.0``.
+        steps_per_s: Pictures a second.
 
     Raises:
         ImportError: If an MP4 is asked for without ``imageio-ffmpeg``.
-        ValueError: If the file's ending is another.
     """
-    path = Path(path)
-    check_video(path.suffix[1:])
     if path.suffix == ".gif":
         frames = [Image.fromarray(picture).quantize(64) for picture in pictures]
         duration = round(1000 / steps_per_s)
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=duration, loop=0)
     else:
-        from imageio_ffmpeg import write_frames
-
         height, width = pictures[0].shape[:2]
-        writer = write_frames(str(path), (width, height), fps=steps_per_s, macro_block_size=2)
+        writer = require_mp4()(str(path), (width, height), fps=steps_per_s, macro_block_size=2)
         writer.send(None)
         for picture in pictures:
             writer.send(np.ascontiguousarray(picture))
         writer.close()
-    return path
 
 
-def check_video(kind: str) -> None:
-    """See that videos of a kind can be written.
-
-    Args:
-        kind: ``"gif"`` or ``"mp4"``.
+def require_mp4() -> Callable:
+    """Return ``imageio_ffmpeg.write_frames``.
 
     Raises:
-        ImportError: If there is no encoder for it.
-        ValueError: If it is another kind.
+        ImportError: If it is not installed.
     """
-    if kind not in VIDEO_FORMATS:
-        raise ValueError(f"A video ends in .gif or .mp4, not in .{kind}.")
-    if kind == "mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError("MP4 needs an encoder: pip install 'lore-torchrl[video]', or use a GIF.")
+    try:
+        from imageio_ffmpeg import write_frames
+    except ImportError as err:
+        raise ImportError(
+            "MP4 needs an encoder: pip install 'lore-torchrl[video]', or use a GIF."
+        ) from err
+    return write_frames
 
 
-def save_sheets(
-    folder: str | Path, name: str, pictures: Sequence[np.ndarray], *, columns: int = 3
-) -> list[Path]:
-    """Write pictures side by side as PNG files, eight rows a sheet.
+def save_sheets(folder: str | Path, name: str, pictures: Sequence[np.ndarray]) -> list[Path]:
+    """Write pictures side by side as PNG files, eight rows of three a sheet.
 
     Args:
         folder: Where they go.
         name: Start of their names.
         pictures: uint8 ``[H, W, 3]`` each, of one size.
-
-    Keyword Args:
-        columns: Pictures in a row. Default: ``3``.
     """
     height, width = pictures[0].shape[:2]
-    paths, whole = [], columns * 8
+    paths, columns, whole = [], 3, 24
     for first in range(0, len(pictures), whole):
         part = pictures[first : first + whole]
         rows = -(-len(part) // columns)
@@ -154,16 +136,15 @@ def save_sheets(
 
 
 def save_timeline(path: str | Path, episode: Episode) -> Path:
-    """Draw an episode over its steps: weight, uncertainty, KL, value, and advice's source.
+    """Draw an episode over its steps: weight and source of advice, uncertainty, KL, value.
 
     Args:
-        path: The file; matplotlib knows its type by its ending.
+        path: The file; its suffix tells matplotlib the type.
         episode: What was played.
     """
     moments = episode.moments
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    weight, doubt, rest = figure.subplots(3, 1, sharex=True)
+    weight, uncertainty, rest = figure.subplots(3, 1, sharex=True)
     steps = np.arange(1, len(moments) + 1)
     weight.plot(steps, [m.beta for m in moments], label="β")
     allowed = [m.beta * m.coefficient for m in moments]
@@ -173,11 +154,11 @@ def save_timeline(path: str | Path, episode: Episode) -> Path:
         if at:
             weight.scatter(at, np.zeros(len(at)), color=color, s=14, label=source, clip_on=False)
     for part in moments[0].uncertainty:
-        doubt.plot(steps, [m.uncertainty[part] for m in moments], label=part)
+        uncertainty.plot(steps, [m.uncertainty[part] for m in moments], label=part)
     rest.plot(steps, [m.kl for m in moments], label="KL, nats")
     rest.plot(steps, [m.value for m in moments], label="value")
     titles = ("weight and source of the advice", "uncertainty by part", "KL and value")
-    for axes, title in zip((weight, doubt, rest), titles, strict=True):
+    for axes, title in zip((weight, uncertainty, rest), titles, strict=True):
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:

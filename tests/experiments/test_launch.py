@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lore_torchrl.experiments.runs import make_jobs, run_folder, run_jobs
+from lore_torchrl.configs import StudyConfig
+from lore_torchrl.experiments import make_jobs, read_runs, run_jobs, run_study
 
 
 def rows(folder: Path) -> list[dict]:
@@ -24,13 +26,12 @@ def test_every_experiment_method_and_seed_runs_once(tmp_path, script):
     assert run_jobs(jobs, script=script, processes=2) == []
     assert run_jobs(jobs, script=script, processes=2) == []
     assert {job.state for job in jobs} == {"done"}
-    for experiment in "ef":
-        for name, value in (("good one", 0.5), ("other", 0.1)):
-            for seed in range(2):
-                found = rows(run_folder(tmp_path / "out", experiment, name, seed))
-                assert len(found) == 3, "a finished run is not repeated"
-                assert found[1]["eval/success"] == pytest.approx(value + seed / 10)
-                assert found[2]["threads"] == 1
+    for job in jobs:
+        found = rows(job.folder)
+        assert len(found) == 3, "a finished run is not repeated"
+        value = {"good one": 0.5, "other": 0.1}[job.method]
+        assert found[1]["eval/success"] == pytest.approx(value + job.seed / 10)
+        assert found[2]["threads"] == 1
 
 
 def test_a_run_knows_what_it_is(tmp_path, script):
@@ -78,7 +79,7 @@ def test_a_failed_run_may_be_run_again_with_other_settings(tmp_path, script):
     assert run_jobs(mended, script=script, processes=1) == []
 
 
-def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
+def test_a_run_that_was_interrupted_starts_again(tmp_path, script):
     (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
     job.folder.mkdir(parents=True)
     (job.folder / "run.json").write_text("{}")
@@ -87,7 +88,7 @@ def test_a_run_that_was_cut_off_begins_anew(tmp_path, script):
 
 
 @pytest.mark.parametrize("cut", ["SIGINT", "at once"])
-def test_a_run_that_a_signal_ends_is_named_and_begins_anew(tmp_path, script, monkeypatch, cut):
+def test_a_run_that_a_signal_ends_is_named_and_starts_again(tmp_path, script, monkeypatch, cut):
     (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
     monkeypatch.setenv("CUT", cut)
     (error,) = run_jobs([job], script=script, processes=1)
@@ -99,7 +100,7 @@ def test_a_run_that_a_signal_ends_is_named_and_begins_anew(tmp_path, script, mon
 STUDY = """
 import sys
 from pathlib import Path
-from lore_torchrl.experiments.runs import make_jobs, run_jobs
+from lore_torchrl.experiments import make_jobs, run_jobs
 
 out, script = map(Path, sys.argv[1:])
 jobs = make_jobs(out, ["e"], {"m": []}, seeds=3)
@@ -118,7 +119,7 @@ def wait_for(path: Path) -> None:
 def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, signum):
     """Two processes must never write to one run's folder."""
     out = tmp_path / "out"
-    first, second, _ = (run_folder(out, "e", "m", seed) for seed in range(3))
+    first, second, _ = (job.folder for job in make_jobs(out, ["e"], {"m": []}, seeds=3))
     with subprocess.Popen(
         [sys.executable, "-c", STUDY, out, script], env={**os.environ, "SLEEP": "60"}
     ) as study:
@@ -144,7 +145,7 @@ def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, s
     assert job.state == "done"
 
 
-def test_a_cut_run_goes_on_from_its_checkpoint(tmp_path, script, monkeypatch):
+def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path, script, monkeypatch):
     monkeypatch.setenv("SLEEP", "0")
 
     def cut_off(*overrides):
@@ -184,9 +185,44 @@ def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script,
 
 def test_folders_of_different_methods_differ(tmp_path):
     names = ["competence 1", "competence -1", "competence 0.5", "adversarial, ablation B"]
-    assert len({run_folder(tmp_path, "e", name, 0) for name in names}) == 4
+    jobs = make_jobs(tmp_path, ["e"], dict.fromkeys(names, ()), seeds=1)
+    assert len({job.folder for job in jobs}) == 4
 
 
 def test_methods_that_would_share_a_folder_are_refused(tmp_path):
     with pytest.raises(ValueError, match="another name"):
         make_jobs(tmp_path, ["e"], {"a b": [], "a-b": []}, seeds=1)
+
+
+def test_a_study_runs_reports_and_goes_on(tmp_path, script, monkeypatch):
+    methods = {"ours": ["value=0.5"], "stock": ["value=0.1", "fail=1"]}
+    config = StudyConfig(methods=methods, seeds=2, output=str(tmp_path / "out"))
+    errors, page = run_study(config, script=script)
+    assert len(errors) == 1 and "stock, seed 1" in errors[0]
+    assert "| ours | 2 |" in (page.parent / "tables.md").read_text()
+    monkeypatch.setenv("MENDED", "1")
+    errors, page = run_study(replace(config, retry=True), script=script)
+    assert not errors and "| stock | 2 |" in (page.parent / "tables.md").read_text()
+
+
+def test_one_cell_is_one_run(tmp_path, script):
+    out = tmp_path / "out"
+    config = StudyConfig(methods={"a": [], "stock": []}, seeds=2, cell=3, output=str(out))
+    assert run_study(config, script=script) == ([], None)
+    assert [(r.method, r.seed) for r in read_runs(out)] == [("stock", 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"methods": {}}, "methods="),
+        ({"experiments": []}, "experiments="),
+        ({"baseline": "A"}, "baseline='A'"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"cell": 10}, "0 to 4"),
+    ],
+)
+def test_impossible_studies_say_what_is_wrong(settings, message):
+    with pytest.raises(ValueError, match="impossible") as error:
+        StudyConfig(**{"methods": {"stock": []}} | settings)
+    assert message in str(error.value)

@@ -1,8 +1,8 @@
-"""Playing episodes from a checkpoint and taking note of every step."""
+"""Episodes that the agent of a checkpoint plays, with what led to each action."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
@@ -128,7 +127,7 @@ def play(
     """Play held-out episodes with the agent of a checkpoint, advice included.
 
     Advice comes from the checkpoint's cache and PriorNet; new questions are asked only with
-    ``calls``, and their answers are kept nowhere. Nothing is learnt, and nothing of the run
+    ``calls``, and their answers are kept nowhere. Nothing is learned, and nothing of the run
     is changed. There are no random steps (``lore.epsilon``).
 
     Args:
@@ -139,7 +138,7 @@ def play(
         calls: New questions to the advisor, at most. Default: ``0``.
         coefficient: Mixing coefficient, 0 to 1; 0 shows the advice and acts without it.
             Default: ``None``, drawn by the bandit as in training.
-        seed: Seed of rooms and draws. Default: ``None``, the run's own.
+        seed: Seed of environments and draws. Default: ``None``, the run's own.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         max_steps: Cut an episode after so many steps. Default: ``None``.
         trust: What the checkpoint may name besides this package's environments and advisors,
@@ -151,14 +150,9 @@ def play(
     Raises:
         FileNotFoundError: If there is no checkpoint.
         CheckpointError: If it is damaged, or names what is not in ``trust``.
-        ValueError: If a number is out of range, or actions are continuous and the describer
-            has no anchors.
+        ValueError: If ``coefficient`` is out of range or the run has no bandit, or actions are
+            continuous and the describer has no anchors.
     """
-    for name, value, least in (("episodes", episodes, 1), ("calls", calls, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
-    if max_steps is not None and max_steps < 1:
-        raise ValueError(f"max_steps must be positive or None, got {max_steps}.")
     path = find_checkpoint(str(checkpoint))
     config = load_config(path, trust=trust, asks=bool(calls) and advisor is None)
     config = replace(config, record=None, seed=config.seed if seed is None else seed)
@@ -168,7 +162,7 @@ def play(
         if not calls:
             advisor = _Silent(path)
         elif "missing" in config.advisor:
-            # What a recording lacks is no reason to stop here.
+            # A question that the recording lacks must not end the inspection.
             config.advisor = {**config.advisor, "missing": "mask"}
     family = family_of(config.env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
@@ -201,51 +195,36 @@ def _restore(
         lore=config.lore if config.lore.enabled else None,
         lore_actor=acting.lore_actor,
     )
-    checkpoint = RunCheckpoint(loss_module=learner.loss, collector=_Policy(acting.policy))
+    # The bandit is in no loss, only in the collector's policy; which may have random steps too.
+    policy = _Reader(
+        lambda state: acting.policy.load_state_dict(state["policy_state_dict"], strict=False)
+    )
+    checkpoint = RunCheckpoint(loss_module=learner.loss, collector=policy)
     if acting.service is not None:
         checkpoint.register("advice", acting.service)
     checkpoint.load(path, map_location="cpu")
     return agent, acting
 
 
-class _Policy:
-    """Takes the policy out of a collector's state: the bandit is in no loss."""
+class _Reader:
+    """Part of a checkpoint that is read by a function, and never saved."""
 
-    def __init__(self, policy: TensorDictModuleBase) -> None:
-        self.policy = policy
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what the policy of the inspector has; random steps, for one, it has not."""
-        self.policy.load_state_dict(state["policy_state_dict"], strict=False)
+    def __init__(self, read: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.load_state_dict = read
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it is only read."""
-        return {}
-
-
-class _Prefix:
-    """Whose answers the cache of a checkpoint holds."""
-
-    def __init__(self) -> None:
-        self.value = ""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Find it in a service's whole state."""
-        if "cache" in state:
-            self.value = str(state["cache"].get("prefix", ""))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it is only read."""
+        """Return nothing."""
         return {}
 
 
 class _Silent:
-    """Stands for the run's advisor where nothing is asked: its model need not be at hand."""
+    """Takes the place of the run's advisor, which need not be there if nothing is asked."""
 
     def __init__(self, path: Path) -> None:
-        prefix = _Prefix()
-        RunCheckpoint(advice=prefix).load(path)
-        self.cache_prefix = prefix.value
+        found: dict[str, Any] = {}
+        RunCheckpoint(advice=_Reader(found.update)).load(path)
+        # Answers in the cache are found only under the prefix of who gave them.
+        self.cache_prefix = str(found.get("cache", {}).get("prefix", ""))
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[None]:
         """Answer nothing."""
@@ -316,8 +295,8 @@ class _Player:
             own = service.find(key, count=False).advice is not None
             return ("cache" if own else "class"), after
         origin = td.get(keys.ORIGIN, None)
-        learnt = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
-        return ("PriorNet" if learnt else "none"), after
+        distilled = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
+        return ("PriorNet" if distilled else "none"), after
 
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor

@@ -1,0 +1,312 @@
+"""Training runs in processes of their own: single ones, and the grid of a study."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from lore_torchrl.advisors.redaction import redact_all
+from lore_torchrl.configs import StudyConfig
+from lore_torchrl.dreamer.logging import read_object, rewrite
+from lore_torchrl.dreamer.run_lock import file_lock, sign
+from lore_torchrl.experiments.records import read_runs
+from lore_torchrl.experiments.report import command_line, write_report
+from lore_torchrl.experiments.study import Study
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Exit codes of a run that a signal ended: at once, or after its round.
+_INTERRUPTED = {code for s in _SIGNALS for code in (-s, 128 + s)}
+
+
+def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | None]:
+    """Run every open cell of a study's grid, and report on what is finished.
+
+    Finished runs are kept. With ``config.cell`` only that run is made, and there is no
+    report, so that many processes can work on one study.
+
+    Args:
+        config: Methods, experiments, seeds.
+
+    Keyword Args:
+        script: Training script that takes Hydra overrides.
+
+    Returns:
+        One line for each run that is not finished, as of :func:`run_jobs`; and the report's page,
+        ``None`` where nothing is finished, or nothing has logged ``config.metric``.
+
+    Raises:
+        ValueError: If the folder keeps a run of this grid that had other overrides.
+    """
+    c, output = config, Path(config.output).resolve()
+    jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
+    if c.cell is not None:
+        return run_jobs([jobs[c.cell]], script=script, processes=1, retry=c.retry), None
+    errors = run_jobs(jobs, script=script, processes=c.jobs, retry=c.retry)
+    if not any(job.state == "done" for job in jobs):
+        return errors, None
+    # Of this grid alone: the folder may hold runs of a larger one.
+    found = {(r.experiment, r.method, r.seed): r for r in read_runs(output)}
+    keys = [(job.experiment, job.method, job.seed) for job in jobs]
+    records = [found[key] for key in keys if key in found]
+    baseline = c.baseline if c.baseline in {r.method for r in records} else None
+    try:
+        study = Study(records, baseline, metric=c.metric)
+    except ValueError as error:
+        # The failed runs are reported as well.
+        return [*errors, str(error)], None
+    # Where it was written is of no use to others.
+    command = [word for word in command_line() if not word.startswith("output=")]
+    page = write_report(output / "report", study, title=f"Study: {c.name}", command=command)
+    return errors, page
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run to be made: a method on an experiment with a seed.
+
+    Its folder holds ``run.json``, which says what it is, the run's own files and log, and at
+    the end ``done`` or ``failed``.
+
+    Args:
+        folder: Where it writes.
+        experiment: Name of the experiment.
+        method: Name of the method.
+        seed: Its seed.
+        overrides: Hydra overrides for the training script.
+    """
+
+    folder: Path
+    experiment: str
+    method: str
+    seed: int
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.experiment}, {self.method}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What the run has printed."""
+        return self.folder / "log.txt"
+
+    @property
+    def state(self) -> str:
+        """``done``, ``failed``, or ``open``: not begun, or interrupted."""
+        names = ("done", "failed")
+        return next((name for name in names if (self.folder / name).exists()), "open")
+
+
+def make_jobs(
+    base: Path,
+    experiments: Sequence[str],
+    methods: Mapping[str, Sequence[str]],
+    *,
+    seeds: int,
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """Return one job for each seed, experiment and method, in this order.
+
+    Args:
+        base: Folder of the study.
+        experiments: Files of ``configs/experiment``.
+        methods: Overrides of each method by its name.
+
+    Keyword Args:
+        seeds: Number of seeds, which count from 0.
+        overrides: Overrides of every run, which go before those of the method. Default: none.
+
+    Raises:
+        ValueError: If two methods would share a folder.
+    """
+    jobs: dict[Path, Job] = {}
+    for seed in range(seeds):
+        for experiment in experiments:
+            for method, own in methods.items():
+                names = [re.sub(r"[^\w.+-]+", "-", n).strip("-") for n in (experiment, method)]
+                folder = base.joinpath(*names, f"seed{seed}")
+                if folder in jobs:
+                    raise ValueError(
+                        f"Methods {jobs[folder].method!r} and {method!r} have the same folder, "
+                        f"{folder}: give one another name."
+                    )
+                words = (f"experiment={experiment}", *overrides, *own, f"seed={seed}")
+                jobs[folder] = Job(folder, experiment, method, seed, words)
+    return list(jobs.values())
+
+
+def run_jobs(
+    jobs: Sequence[Job], *, script: Path, processes: int, retry: bool = False
+) -> list[str]:
+    """Run what is open, each run with one CPU thread.
+
+    A run that Ctrl-C or SIGTERM has interrupted is named; the next call resumes it from its last
+    checkpoint, if its overrides set ``checkpoint_interval``, or else starts it again. Ctrl-C and
+    SIGTERM of this process end its runs too. A run that has failed before is named and left,
+    unless ``retry``. One that another process is still making, here or elsewhere, is named and
+    left.
+
+    Args:
+        jobs: The runs.
+
+    Keyword Args:
+        script: Training script that takes Hydra overrides.
+        processes: Runs side by side.
+        retry: Whether to repeat what has failed. Default: ``False``.
+
+    Returns:
+        One line for each run that failed, now or before, was interrupted, or is made elsewhere,
+        with the place of its log.
+
+    Raises:
+        ValueError: If what is kept in a folder was run with other overrides than asked for.
+    """
+    for job in jobs:
+        if job.state == "done" or (job.state == "failed" and not retry):
+            _check_same_overrides(job)
+    workers = _Workers()
+    with _ended_by_signals(workers), ThreadPoolExecutor(processes) as pool:
+        errors = pool.map(lambda job: _run(job, script, retry, workers), jobs)
+        return [error for error in errors if error]
+
+
+@dataclass
+class _Workers:
+    """The processes of the runs under way, and whether to start no more."""
+
+    running: set[subprocess.Popen] = field(default_factory=set)
+    stopped: bool = False
+
+    def wait_for(self, process: subprocess.Popen) -> int:
+        """Return the exit code of a process that has just been started."""
+        self.running.add(process)
+        if self.stopped:
+            process.terminate()
+        code = process.wait()
+        self.running.discard(process)
+        return code
+
+
+@contextmanager
+def _ended_by_signals(workers: _Workers) -> Iterator[None]:
+    """End the runs under way on SIGTERM and Ctrl-C, which would otherwise outlive this process."""
+
+    def stop(signum: int, _frame: object) -> None:
+        workers.stopped = True
+        for process in list(workers.running):
+            process.terminate()
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    # Only the main thread can set handlers.
+    main = threading.current_thread() is threading.main_thread()
+    previous = {s: signal.signal(s, stop) for s in _SIGNALS} if main else {}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _check_same_overrides(job: Job) -> None:
+    before = read_object(job.folder / "run.json").get("overrides", [])
+    now = redact_all(job.overrides)
+    if before != now:
+        gone = [word for word in before if word not in now]
+        new = [word for word in now if word not in before]
+        if not gone and not new:
+            # The same words in another order: of two for one setting the last one counts.
+            gone, new = before, now
+        retry = ", or give retry=true" if job.state == "failed" else ""
+        raise ValueError(
+            f"{job.folder} holds a {job.state} run with other settings: "
+            f"{' '.join(gone) or 'nothing'} there, {' '.join(new) or 'nothing'} asked for. "
+            f"Name another output=, or remove that folder{retry}."
+        )
+
+
+def _is_resumable(job: Job) -> bool:
+    """Whether what was interrupted had the same overrides, and has left a checkpoint."""
+    about = job.folder / "run.json"
+    if not about.exists() or not any((job.folder / "checkpoints").glob("checkpoint-*")):
+        return False
+    return read_object(about).get("overrides") == redact_all(job.overrides)
+
+
+def _run(job: Job, script: Path, retry: bool, workers: _Workers) -> str | None:
+    """Make a run if it is open and free; return what there is to say of it."""
+    if workers.stopped:
+        return None
+    job.folder.mkdir(parents=True, exist_ok=True)
+    # The run inherits the lock: should it outlive this process, the folder stays its own.
+    with file_lock(job.folder / "lock") as lock:
+        if lock is None:
+            owner = (job.folder / "lock").read_text() or "now beginning"
+            return (
+                f"{job.name} is still made by another process: {job.log} (wait for process "
+                f"{owner}, or end it)"
+            )
+        if job.state == "done":
+            return None
+        if job.state == "failed" and not retry:
+            return f"{job.name} failed: {job.log} (retry=true runs it again)"
+        return _run_locked(job, script, workers, lock)
+
+
+def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str | None:
+    resumed = [f"resume={job.folder}"] if job.state == "open" and _is_resumable(job) else []
+    # Left by the run, if it ended before its last step.
+    stopped = job.folder / "stopped.json"
+    for path in (job.folder / "failed", stopped):
+        path.unlink(missing_ok=True)
+    about = {name: getattr(job, name) for name in ("experiment", "method", "seed", "overrides")}
+    rewrite(job.folder / "run.json", [json.dumps(redact_all(about), indent=2)])
+    command = [
+        *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
+        *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
+        *("logger.progress_bar=false", f"logger.group='{job.experiment}: {job.method}'"),
+    ]
+    start = time.time()
+    with job.log.open("a" if resumed else "w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=[lock.fileno()],
+        )
+        sign(lock, process.pid)
+        code = workers.wait_for(process)
+    if code in _INTERRUPTED:
+        return f"{job.name} was cut off: {job.log} (the same command takes it up again)"
+    # How long the parts before it took is not known.
+    seconds = None if resumed else round(time.time() - start, 1)
+    facts = {"code": code, "seconds": seconds, "machine": _describe_machine()}
+    why = ""
+    if stopped.exists():
+        facts |= read_object(stopped)
+        why = f" ({facts['reason']}, step {facts['step']:,})"
+    rewrite(job.folder / ("failed" if code else "done"), [json.dumps(facts)])
+    return f"{job.name} failed: {job.log}{why}" if code else None
+
+
+def _describe_machine() -> str:
+    """Return cores, processor, system and Python of this machine."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    model = found[1] if found else platform.machine()
+    python = platform.python_version()
+    return f"{os.cpu_count()} cores of {model}, {platform.system()}, Python {python}"
