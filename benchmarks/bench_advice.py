@@ -1,4 +1,4 @@
-"""What cached advice is worth before anything is learnt, by how answers are shared.
+"""What cached advice is worth before anything is learned, by how answers are shared.
 
 Run from the project's root::
 
@@ -6,7 +6,7 @@ Run from the project's root::
 
 An agent whose policy is untrained, and so nearly uniform, follows the advice of a planner
 that is right in a share of its answers. Gate, mixer, cache and budget are those of a training
-run; bandit and PriorNet are off, and nothing is learnt. The first half of the steps spends
+run; bandit and PriorNet are off, and nothing is learned. The first half of the steps spends
 the calls. In the second half: episodes that succeed, steps that have advice, and the share of
 those where its first choice is the planner's. Means over seeds with a 95% bootstrap interval.
 """

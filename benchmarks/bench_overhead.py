@@ -10,7 +10,7 @@ machine. Each ratio is the median over rounds of (the variant's median / stock's
 within the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
 A variant that is named for one part has gate, mixer and actor loss, and that part; ``everything``
 has all of these parts. What costs a few scalars is off: hysteresis, warm-up and dropout of the
-gate, and an end of teaching. The bandit's own update, once a collector batch, is in neither.
+gate, and annealed distillation. The bandit's own update, once a collector batch, is in neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first Dreamer on Pendulum, from TorchRL's own classes, and the changes that add LoRe to it.
+"""DreamerV1 on Pendulum, from TorchRL's own classes, and the changes that add LoRe to it.
 
     python examples/first_dreamer.py            # stock
     python examples/first_dreamer.py --lore     # the same loop, with the lines marked 1, 2 and 3
@@ -47,8 +47,9 @@ from lore_torchrl import (
     AdviceService,
     AdviceTransform,
     CallBudget,
-    GaussianLoReActor,
-    GaussianMixer,
+    GaussianPolicy,
+    LogitMixer,
+    LoReActor,
     LoReActorLoss,
     UncertaintyGate,
     keys,
@@ -81,9 +82,10 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         describer = family.make_describer()
         env.append_transform(AdviceTransform(service, describer))
         # 2. The acting policy mixes it in, as a Gaussian. The critic has no bins to weigh.
-        gate = UncertaintyGate(1, scale_range=(0.1, 5.0), value_weight=0.0)
-        mixer = GaussianMixer(describer.anchors, bounds=dreamer.bounds, max_kl=3.0)
-        actor = GaussianLoReActor(dreamer.actor, gate, mixer)
+        gate = UncertaintyGate(value_weight=0.0)
+        policy = GaussianPolicy(describer.anchors, bounds=dreamer.bounds, scale_range=(0.1, 5.0))
+        mixer = LogitMixer(policy, max_kl=3.0)
+        actor = LoReActor(dreamer.actor, gate, mixer)
         # 3. The actor's loss learns from it, as in the paper: replay holds no returns to imitate.
         actor_loss = LoReActorLoss(
             actor_loss,
@@ -139,7 +141,7 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
 
 
 class Dreamer:
-    """The networks of the first Dreamer, for vector observations and bounded actions."""
+    """The networks of DreamerV1, for vector observations and bounded actions."""
 
     def __init__(self, env: EnvBase) -> None:
         size = env.observation_spec["observation"].shape[-1]
@@ -205,7 +207,7 @@ class Dreamer:
 
 
 def stock_losses(dreamer: Dreamer) -> tuple[DreamerModelLoss, DreamerActorLoss, DreamerValueLoss]:
-    """Build TorchRL's three losses of the first Dreamer."""
+    """Build TorchRL's three losses of DreamerV1."""
     actor_loss = DreamerActorLoss(
         dreamer.actor, dreamer.value, dreamer.imagination, imagination_horizon=HORIZON
     )

@@ -96,7 +96,7 @@ class TemperatureConfig:
 class MixerConfig:
     """Keywords of :class:`~lore_torchrl.modules.LogitMixer`.
 
-    ``min_scale`` is of :class:`~lore_torchrl.modules.GaussianMixer`, which has no ``mode``.
+    ``min_scale`` is of :class:`~lore_torchrl.policies.GaussianPolicy`.
     """
 
     max_kl: float = 1.0
