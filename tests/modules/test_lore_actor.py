@@ -21,7 +21,13 @@ from torchrl.modules import DreamerV3DiscreteActor, OneHotCategorical
 
 from lore_torchrl import keys
 from lore_torchrl.dreamer.metrics import policy_metrics
-from lore_torchrl.modules import LogitMixer, LoReActor, UncertaintyGate, ValidEGreedyModule
+from lore_torchrl.modules import (
+    LogitMixer,
+    LoReActor,
+    TemperatureAligner,
+    UncertaintyGate,
+    ValidEGreedyModule,
+)
 
 A, STATE, BELIEF = 5, 6, 4
 N = 3000
@@ -325,6 +331,21 @@ def test_advice_on_another_number_of_actions_is_refused():
 def test_a_gate_that_weighs_disagreement_needs_the_ensemble():
     with pytest.raises(ValueError, match=r"disagreement_weight=.*pass disagreement"):
         LoReActor(dreamer_actor(), open_gate(disagreement_weight=0.5), LogitMixer())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_it_never_waits_for_the_device():
+    actor, mixer = dreamer_actor().cuda(), LogitMixer(temperature=TemperatureAligner()).cuda()
+    lore, td = LoReActor(actor, open_gate().cuda(), mixer), observed(8).to("cuda")
+    lore(td.clone())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            out = lore(td.clone())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert out["action"].is_cuda and out["action"].sum(-1).eq(1).all()
 
 
 class TestValidEGreedy:

@@ -30,7 +30,6 @@ class PriorNet(nn.Module):
     Keyword Args:
         depth: Hidden layers. Default: ``2``.
         num_cells: Width of each. Default: ``64``.
-        norm_eps: Epsilon of the RMS normalization. Default: ``1e-4``.
         threshold: Least confidence at which a prediction is used, in ``[0, 1]``.
             Default: ``0.7``.
 
@@ -51,7 +50,6 @@ class PriorNet(nn.Module):
         *,
         depth: int = 2,
         num_cells: int = 64,
-        norm_eps: float = 1e-4,
         threshold: float = 0.7,
     ):
         super().__init__()
@@ -70,7 +68,7 @@ class PriorNet(nn.Module):
         self.threshold = threshold
         # Zero output: no opinion and a confidence of one half before the first advice.
         self.network = DreamerV3MLP(
-            in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=norm_eps
+            in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=1e-4
         )
         self.in_keys = ["state", "belief"]
         self.out_keys = [keys.PRIOR_NET_LOGITS, keys.PRIOR_NET_CONFIDENCE]
