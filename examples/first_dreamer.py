@@ -47,8 +47,9 @@ from lore_torchrl import (
     AdviceService,
     AdviceTransform,
     CallBudget,
-    GaussianLoReActor,
-    GaussianMixer,
+    GaussianPolicy,
+    LogitMixer,
+    LoReActor,
     LoReActorLoss,
     UncertaintyGate,
     keys,
@@ -81,9 +82,10 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         describer = family.make_describer()
         env.append_transform(AdviceTransform(service, describer))
         # 2. The acting policy mixes it in, as a Gaussian. The critic has no bins to weigh.
-        gate = UncertaintyGate(1, scale_range=(0.1, 5.0), value_weight=0.0)
-        mixer = GaussianMixer(describer.anchors, bounds=dreamer.bounds, max_kl=3.0)
-        actor = GaussianLoReActor(dreamer.actor, gate, mixer)
+        gate = UncertaintyGate(value_weight=0.0)
+        policy = GaussianPolicy(describer.anchors, bounds=dreamer.bounds, scale_range=(0.1, 5.0))
+        mixer = LogitMixer(policy, max_kl=3.0)
+        actor = LoReActor(dreamer.actor, gate, mixer)
         # 3. The actor's loss learns from it, as in the paper: replay holds no returns to imitate.
         actor_loss = LoReActorLoss(
             actor_loss,

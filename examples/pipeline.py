@@ -61,7 +61,7 @@ def main(lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
         # 1. The environment asks for advice.
         env.append_transform(AdviceTransform(service, MiniGridDescriber()))
         # 2. The acting policy mixes it in.
-        gate, mixer = UncertaintyGate(agent.num_actions), LogitMixer(max_kl=1.0)
+        gate, mixer = UncertaintyGate(), LogitMixer(max_kl=1.0)
         actor = LoReActor(agent.actor, gate, mixer, value_model=agent.value)
         # 3. The loss learns from it.
         lore_loss = LoReActorLoss(actor_loss, gate=gate, mixer=mixer)

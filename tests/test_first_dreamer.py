@@ -108,7 +108,7 @@ def test_advice_stands_beside_the_posterior_of_its_observation():
         assert torch.equal(posterior[key][:, 1:], posterior["next", key][:, :-1])
 
 
-def test_what_is_learnt_from_advice_reaches_the_actor_alone():
+def test_what_is_learned_from_advice_reaches_the_actor_alone():
     seen = run(True)
     _, posterior = dream(seen)
     networks = (seen.dreamer.actor, seen.dreamer.value, seen.dreamer.world_model)

@@ -10,16 +10,15 @@ from torch.distributions import Categorical, kl_divergence
 
 from lore_torchrl.functional import (
     align_temperature,
-    bounded_weight,
     categorical_kl,
-    clean_advice,
     linear_schedule,
     log_floor,
     masked_mean,
-    max_entropy,
     step_multiplier,
     two_hot_variance,
 )
+from lore_torchrl.modules import AdviceBatch
+from lore_torchrl.policies.categorical import bounded_weight
 
 NAN, INF = float("nan"), float("inf")
 
@@ -81,9 +80,9 @@ class TestCategoricalKl:
         assert categorical_kl(log_p, log_p).eq(0).all()
 
 
-class TestCleanAdvice:
+class TestAdviceBatch:
     def test_centres_and_clips(self):
-        logits, weight, valid = clean_advice(
+        logits, weight, valid, _ = AdviceBatch.clean(
             torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]]),
             torch.tensor([[1.7], [-0.2]]),
             torch.ones(2, 1, dtype=torch.bool),
@@ -109,7 +108,7 @@ class TestCleanAdvice:
     )
     def test_unusable_rows_become_exact_zeros(self, logits, confidence, mask):
         good = torch.tensor([[1.0, 3.0]])
-        out, weight, valid = clean_advice(
+        out, weight, valid, _ = AdviceBatch.clean(
             torch.cat((good, torch.tensor([logits]))),
             torch.tensor([[0.5], [confidence]]),
             torch.tensor([[True], [mask]]),
@@ -121,12 +120,12 @@ class TestCleanAdvice:
     def test_detaches(self):
         prior = torch.randn(3, 4, requires_grad=True)
         confidence = torch.rand(3, 1, requires_grad=True)
-        outputs = clean_advice(prior, confidence, torch.ones(3, 1).bool())
-        assert not any(output.requires_grad for output in outputs)
+        outputs = AdviceBatch.clean(prior, confidence, torch.ones(3, 1).bool())
+        assert not any(output.requires_grad for output in outputs[:3])
 
     def test_does_not_write_to_its_input(self):
         prior = torch.tensor([[NAN, 1.0]])
-        clean_advice(prior, torch.ones(1, 1), torch.ones(1, 1).bool())
+        AdviceBatch.clean(prior, torch.ones(1, 1), torch.ones(1, 1).bool())
         assert prior[0, 0].isnan() and prior[0, 1] == 1.0
 
 
@@ -284,11 +283,6 @@ def test_linear_schedule():
     values = [linear_schedule(torch.tensor(n), start, end, 4).item() for n in (0, 1, 2, 4, 9)]
     assert values == [2.0, 1.75, 1.5, 1.0, 1.0]
     assert linear_schedule(torch.tensor(0), start, end, 0).item() == 1.0
-
-
-def test_max_entropy():
-    uniform = Categorical(logits=torch.zeros(7))
-    assert max_entropy(7) == pytest.approx(uniform.entropy().item())
 
 
 def test_the_variance_of_a_two_hot_critic_survives_mixed_precision():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from lore_torchrl.advisors import Advice, AdviceRequest, Advisor, Describer
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.modules import (
-    GaussianLoReActor,
-    GaussianMixer,
     LatentDisagreement,
     LogitMixer,
     LoReActor,
@@ -16,6 +14,7 @@ from lore_torchrl.modules import (
     ValueEnsemble,
 )
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.policies import GaussianPolicy
 from lore_torchrl.replay import EpisodeReturns
 from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 from lore_torchrl.transforms import AdviceTransform
@@ -33,8 +32,7 @@ __all__ = [
     "CallPolicy",
     "Describer",
     "EpisodeReturns",
-    "GaussianLoReActor",
-    "GaussianMixer",
+    "GaussianPolicy",
     "LatentDisagreement",
     "LoReActor",
     "LoReActorLoss",

@@ -7,12 +7,9 @@ captured CUDA graph. ``A`` is the number of actions, ``*B`` any batch shape.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-_LARGEST_LOGIT = 1e30
 _LEAST_LOG_PROB = -1e4
 
 
@@ -63,7 +60,7 @@ def is_ruled_out(log_p: Tensor) -> Tensor:
 
 
 def categorical_kl(log_p: Tensor, log_q: Tensor, dim: int = -1) -> Tensor:
-    r"""Return :math:`\mathrm{KL}(p \| q)` in nats for normalised log-probabilities.
+    r"""Return :math:`\mathrm{KL}(p \| q)` in nats for normalized log-probabilities.
 
     Args:
         log_p: Normalised log-probabilities, shape ``[*B, A]``.
@@ -79,66 +76,6 @@ def categorical_kl(log_p: Tensor, log_q: Tensor, dim: int = -1) -> Tensor:
         tensor(0.)
     """
     return (log_p.exp() * (log_p - log_q)).sum(dim)
-
-
-def clean_advice(
-    prior_logits: Tensor, confidence: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Make advice safe to compute with: rows that cannot be used become exact zeros.
-
-    A row counts where ``mask`` is set and its logits and confidence are finite (logits up
-    to 1e30, which a temperature or a weight cannot carry to infinity). The
-    logits are centred, :math:`\ell - \mathrm{mean}_a\,\ell`, and detached; the
-    confidence is clipped to ``[0, 1]``.
-
-    Args:
-        prior_logits: Advice, shape ``[*B, A]``.
-        confidence: Shape ``[*B, 1]``.
-        mask: Boolean, shape ``[*B, 1]``.
-
-    Returns:
-        Centred logits ``[*B, A]``, weight ``[*B, 1]`` (confidence, zero where the row
-        does not count) and the boolean validity ``[*B, 1]``.
-    """
-    prior_logits = prior_logits.detach().float()
-    confidence = confidence.detach().float()
-    # Centred first: the mean of finite but enormous logits may not be finite.
-    logits = prior_logits - prior_logits.mean(-1, keepdim=True)
-    usable = (logits.abs() <= _LARGEST_LOGIT).all(-1, keepdim=True)
-    valid = mask & usable & confidence.isfinite()
-    logits = torch.where(valid, logits, 0.0)
-    weight = torch.where(valid, confidence.clamp(0.0, 1.0), 0.0)
-    return logits, weight, valid
-
-
-def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) -> Tensor:
-    r"""Return a weight with which advice added to any policy keeps a KL bound.
-
-    For :math:`\mathrm{softmax}(\log p + \beta' d)`, whatever :math:`p` is:
-
-    .. math::
-        \beta' = \min\Bigl(\beta,\; \frac{\sqrt{8\,\epsilon}}{\max_a d_a - \min_a d_a}\Bigr)
-
-    since along :math:`p_b \propto p\,e^{b d}` the divergence from
-    :math:`p` is :math:`\int_0^\beta b\,\mathrm{Var}_{p_b}[d]\,db`, and a variance is at most
-    a quarter of the squared range (Popoviciu).
-
-    Args:
-        direction: Advice, shape ``[*B, A]``.
-        weight: Wanted weight :math:`\beta`, shape ``[*B, 1]``, not negative.
-        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
-
-    Returns:
-        Weight with shape ``[*B, 1]``.
-
-    Examples:
-        >>> bounded_weight(torch.tensor([[0.0, 4.0]]), torch.ones(1, 1), 0.5)
-        tensor([[0.5000]])
-    """
-    low, high = direction.aminmax(dim=-1, keepdim=True)
-    # An ulp inside, since the mixture rounds.
-    largest = (8.0 * max_kl) ** 0.5 * (1.0 - 1e-6) / (high - low).clamp_min(1e-9)
-    return torch.minimum(weight, largest)
 
 
 def align_temperature(
@@ -230,11 +167,6 @@ def linear_schedule(step: Tensor, start: Tensor, end: Tensor, num_steps: int) ->
     if num_steps <= 0:
         return end
     return start + (end - start) * (step.to(start.dtype) / num_steps).clamp(0.0, 1.0)
-
-
-def max_entropy(num_actions: int) -> float:
-    """Entropy of the uniform distribution over ``num_actions`` actions, in nats."""
-    return math.log(num_actions)
 
 
 def ensemble_variance(members: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from lore_torchrl.configs.health import CHECKS, HealthConfig
 
 from lore_torchrl.advisors.errors import (
     AuthenticationError,
@@ -15,6 +14,7 @@ from lore_torchrl.advisors.errors import (
     QuotaError,
     RateLimitedError,
 )
+from lore_torchrl.configs import CHECKS, HealthConfig
 from lore_torchrl.dreamer.health import HealthMonitor
 
 # For each check: its settings, a row that is well, and one that is not.

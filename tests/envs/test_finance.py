@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
@@ -22,7 +21,7 @@ from lore_torchrl.envs.finance import (
     MomentumPlanner,
     RegimeSwitchingEnv,
 )
-from lore_torchrl.modules import LogitMixer
+from lore_torchrl.modules import AdviceBatch, LogitMixer
 
 HOLD, BUY, SELL = torch.eye(3, dtype=torch.int64)
 DRIFT = math.log(1.01)
@@ -225,18 +224,14 @@ def test_advice_weighs_more_in_turbulence_where_that_is_configured():
     assert (calm.confidence, between.confidence, turbulent.confidence) == pytest.approx(
         (0.2, 0.4, 0.8)
     )
-    mixed = LogitMixer()(
-        TensorDict(
-            logits=torch.zeros(2, 3),
-            llm_prior_logits=torch.tensor([calm.logits, turbulent.logits]),
-            llm_confidence=torch.tensor([[calm.confidence], [turbulent.confidence]]),
-            llm_mask=torch.ones(2, 1, dtype=torch.bool),
-            lore_beta=torch.ones(2, 1),
-            batch_size=[2],
-        )
+    given = AdviceBatch.clean(
+        torch.tensor([calm.logits, turbulent.logits]),
+        torch.tensor([[calm.confidence], [turbulent.confidence]]),
+        torch.ones(2, 1, dtype=torch.bool),
     )
+    mixed = LogitMixer().mix(torch.zeros(2, 3).log_softmax(-1), given, torch.ones(2, 1)).policy
     # Log odds of what is advised: weight of the gate times confidence times the logit.
-    odds = mixed["lore_logits"][:, 1] - mixed["lore_logits"][:, 0]
+    odds = mixed[:, 1] - mixed[:, 0]
     assert odds.tolist() == pytest.approx([0.2 * 3.0, 0.8 * 3.0], rel=1e-4)
     assert advice(0.0063).confidence == advice(0.0189).confidence == 0.8
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.nn import functional as F
 
 from lore_torchrl.modules import LatentDisagreement
@@ -89,7 +88,7 @@ class TestDisagreement:
         ensemble = build(depth=depth)
         state, belief = latents(*shape)
         log_p = log_probs(*shape)
-        found = ensemble.disagreement(state, belief, log_p)
+        found = ensemble.expected(state, belief, log_p)
         assert found.shape == (*shape, 1)
         torch.testing.assert_close(found, by_hand(ensemble, state, belief, log_p))
 
@@ -102,7 +101,7 @@ class TestDisagreement:
             out = ensemble.predict(state, belief, action)
             spread = out.var(0, correction=0).mean(-1, keepdim=True)
             log_p = torch.log_softmax(100.0 * action, -1)
-            torch.testing.assert_close(ensemble.disagreement(state, belief, log_p), spread)
+            torch.testing.assert_close(ensemble.expected(state, belief, log_p), spread)
             spreads.append(spread)
         assert (spreads[0] != spreads[1]).all()
 
@@ -111,25 +110,25 @@ class TestDisagreement:
         with torch.no_grad():
             for parameter in ensemble.parameters():
                 parameter.copy_(parameter[:1].expand_as(parameter))
-        found = ensemble.disagreement(*latents(5), log_probs(5))
+        found = ensemble.expected(*latents(5), log_probs(5))
         assert found.abs().max() < 1e-10
 
     def test_an_action_that_is_never_taken_is_no_number(self):
         log_p = torch.tensor([[0.5, 0.5, 0.0]]).log()
-        assert build().disagreement(*latents(1), log_p).isfinite().all()
+        assert build().expected(*latents(1), log_p).isfinite().all()
 
     def test_no_graph(self):
         state, belief = (x.requires_grad_() for x in latents(3))
-        found = build().disagreement(state, belief, log_probs(3).requires_grad_())
+        found = build().expected(state, belief, log_probs(3).requires_grad_())
         assert not found.requires_grad
 
     def test_the_same_under_autocast(self):
         ensemble = build()
         state, belief = latents(5)
         log_p = log_probs(5)
-        plain = ensemble.disagreement(state, belief, log_p)
+        plain = ensemble.expected(state, belief, log_p)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            mixed = ensemble.disagreement(state, belief, log_p)
+            mixed = ensemble.expected(state, belief, log_p)
         assert torch.equal(plain, mixed)
 
     def test_first_layer_is_done_once_for_all_actions(self, monkeypatch):
@@ -142,37 +141,46 @@ class TestDisagreement:
             return product(bias, x, weight)
 
         monkeypatch.setattr(torch, "baddbmm", counted)
-        ensemble.disagreement(*latents(8), log_probs(8))
+        ensemble.expected(*latents(8), log_probs(8))
         assert rows == [(K, 8, S + D), (K, 8 * A, 16), (K, 8 * A, 16)]
 
     def test_compiles_whole(self):
         ensemble = build()
         arguments = (*latents(5), log_probs(5))
-        compiled = torch.compile(ensemble.disagreement, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(*arguments), ensemble.disagreement(*arguments))
+        compiled = torch.compile(ensemble.expected, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(*arguments), ensemble.expected(*arguments))
 
 
-def test_module_normalises_logits_and_writes():
-    ensemble = build(
-        state_key=("agent", "s"), belief_key="h", logits_key="l", out_key=("agent", "dis")
-    )
-    assert ensemble.in_keys == [("agent", "s"), "h", "l"]
-    state, belief = latents(2, 3)
-    logits = torch.randn(2, 3, A)
-    td = TensorDict(agent={"s": state}, h=belief, l=logits, batch_size=[2, 3])
-    expected = ensemble.disagreement(state, belief, torch.log_softmax(logits, -1))
-    td["l"] = logits + 7.0
-    assert ensemble(td) is td
-    torch.testing.assert_close(td["agent", "dis"], expected)
+class TestAt:
+    """The disagreement about one given action, continuous or not."""
+
+    @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+    def test_formula_member_by_member(self, shape):
+        ensemble, (state, belief) = build(), latents(*shape)
+        action = torch.randn(*shape, A)
+        x = torch.cat((state, belief, action), -1)
+        out = torch.stack([one_member(ensemble, k, x) for k in range(K)])
+        expected = (out - out.mean(0)).square().mean(0).mean(-1, keepdim=True)
+        found = ensemble.at(state, belief, action)
+        assert found.shape == (*shape, 1) and not found.requires_grad
+        torch.testing.assert_close(found, expected)
+
+    def test_the_same_under_autocast_and_compiled(self):
+        ensemble, given = build(), (*latents(5), torch.randn(5, A))
+        plain = ensemble.at(*given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(ensemble.at(*given), plain)
+        compiled = torch.compile(ensemble.at, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(*given), plain)
 
 
 def test_state_dict_roundtrip():
     ensemble, resumed = build(), build()
     arguments = (*latents(4), log_probs(4))
-    wanted = ensemble.disagreement(*arguments)
-    assert not torch.equal(resumed.disagreement(*arguments), wanted)
+    wanted = ensemble.expected(*arguments)
+    assert not torch.equal(resumed.expected(*arguments), wanted)
     resumed.load_state_dict(ensemble.state_dict())
-    assert torch.equal(resumed.disagreement(*arguments), wanted)
+    assert torch.equal(resumed.expected(*arguments), wanted)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +191,7 @@ def test_state_dict_roundtrip():
         ({"hidden_dim": 0}, "hidden_dim.*0"),
         ({"state_dim": 0}, "state_dim.*0"),
         ({"belief_dim": -1}, "belief_dim.*-1"),
-        ({"num_actions": 1}, "num_actions.*1"),
+        ({"num_actions": 0}, "num_actions.*0"),
     ],
 )
 def test_bad_arguments(kwargs, match):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lore_torchrl.modules import GaussianDisagreement, LatentDisagreement
+from lore_torchrl.modules import LatentDisagreement
 
 S, D, A, K = 6, 4, 3, 5
 N, T = 3, 7
@@ -151,7 +151,7 @@ class TestGradient:
         assert not torch.allclose(weight.grad[1], before)
 
 
-def test_latents_in_half_precision_are_learnt_in_float32():
+def test_latents_in_half_precision_are_learned_in_float32():
     batch = records()
     ensemble = build()
     half = {name: x.bfloat16() if x.is_floating_point() else x.clone() for name, x in batch.items()}
@@ -161,7 +161,7 @@ def test_latents_in_half_precision_are_learnt_in_float32():
     torch.testing.assert_close(found, ensemble.loss(**rounded))
 
 
-def test_continuous_actions_are_learnt_where_they_were_taken():
+def test_continuous_actions_are_learned_where_they_were_taken():
     """A world moved by the action of the record after; only actions below zero are shown."""
     torch.manual_seed(1)
     action = -2 * torch.rand(64, 7, 1)
@@ -169,7 +169,7 @@ def test_continuous_actions_are_learnt_where_they_were_taken():
     for t in range(6):
         state[:, t + 1] = 0.5 * state[:, t] + torch.sin(2 * action[:, t + 1])
     batch = {"state": state, "belief": torch.zeros(64, 7, D), "action": action}
-    ensemble = GaussianDisagreement(S, D, 1, bounds=(-2.0, 2.0), hidden_dim=32)
+    ensemble = LatentDisagreement(S, D, 1, hidden_dim=32)
     optimizer = torch.optim.Adam(ensemble.parameters(), 1e-2)
     for _ in range(120):
         optimizer.zero_grad()
@@ -180,8 +180,7 @@ def test_continuous_actions_are_learnt_where_they_were_taken():
     assert found["loss_disagreement"] < 0.2 < 1.0 < shifted["loss_disagreement"]
 
     def spread(value):
-        loc = torch.tensor(value / 2).atanh().expand(64, 1)
-        return ensemble.disagreement(state[:, 3], batch["belief"][:, 3], (loc, None)).mean()
+        return ensemble.at(state[:, 3], batch["belief"][:, 3], torch.full((64, 1), value)).mean()
 
     assert spread(1.5) > 5 * spread(-1.0)
 
@@ -200,7 +199,7 @@ def test_disagreement_falls_where_there_is_data_and_stays_elsewhere():
 
     def measure(sign, a):
         torch.manual_seed(5)
-        return ensemble.disagreement(*region(sign), certain(a)).mean().item()
+        return ensemble.expected(*region(sign), certain(a)).mean().item()
 
     places = [(-1.0, 0), (1.0, 0), (-1.0, 1)]
     before = [measure(*place) for place in places]

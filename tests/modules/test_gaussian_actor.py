@@ -23,15 +23,13 @@ from torchrl.modules import (
 from lore_torchrl import keys
 from lore_torchrl.modules import (
     DreamerV3ContinuousActor,
-    GaussianDisagreement,
-    GaussianLoReActor,
-    GaussianMixer,
     LatentDisagreement,
     LogitMixer,
     LoReActor,
     PriorNet,
     UncertaintyGate,
 )
+from lore_torchrl.policies import GaussianPolicy
 
 A, STATE, BELIEF, N = 2, 6, 4, 2000
 LOW, HIGH = torch.tensor([-2.0, -1.0]), torch.tensor([2.0, 3.0])
@@ -67,11 +65,9 @@ def plain_actor(kind=IndependentNormal, **kwargs):
 
 def build(actor, *, beta_max=1.0, max_kl=1.0, **kwargs):
     bounds = (LOW, HIGH) if actor[-1].distribution_class is TanhNormal else None
-    gate = UncertaintyGate(
-        A, scale_range=(1e-3, 10.0), value_weight=0.0, tau=0.0, kappa=50.0, beta_max=beta_max
-    )
-    mixer = GaussianMixer(ANCHORS, bounds=bounds, max_kl=max_kl)
-    return GaussianLoReActor(actor, gate, mixer, **kwargs)
+    gate = UncertaintyGate(value_weight=0.0, tau=0.0, kappa=50.0, beta_max=beta_max)
+    policy = GaussianPolicy(ANCHORS, bounds=bounds, scale_range=(1e-3, 10.0))
+    return LoReActor(actor, gate, LogitMixer(policy, max_kl=max_kl), **kwargs)
 
 
 ACTORS = pytest.mark.parametrize(
@@ -102,7 +98,7 @@ class TestEqualsStock:
     @ACTORS
     @pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC, None])
     @pytest.mark.parametrize("why", ["beta_max", "masked", "nan", "no_advice"])
-    def test_to_the_bit(self, make_actor, mode, why):
+    def test_bitwise(self, make_actor, mode, why):
         actor = make_actor()
         td = observed(advice=why != "no_advice", mask=why != "masked")
         if why == "nan":
@@ -146,8 +142,8 @@ class TestMixture:
         td = observed(1).expand(20_000).clone()
         lore = build(make_actor(), max_kl=0.5)
         found, _ = run(lore, td)
-        value, mixer = found["action"], lore.mixer
-        if mixer.bounded:
+        value = found["action"]
+        if lore.mixer.policy.bounded:
             value = ((2 * value - HIGH - LOW) / (HIGH - LOW)).clamp(-1 + 1e-6, 1 - 1e-6).atanh()
         loc, scale = found["lore_loc"][0], found["lore_scale"][0]
         assert ((value.mean(0) - loc).abs() < 5 * scale / 20_000**0.5).all()
@@ -160,7 +156,9 @@ class TestMixture:
         lore = build(actor)
         stock, _ = run(actor, td)
         found, _ = run(lore, td)
-        moved = lore.mixer.nearest(found["action"]) != lore.mixer.nearest(stock["action"])
+        moved = lore.mixer.policy.nearest(found["action"]) != lore.mixer.policy.nearest(
+            stock["action"]
+        )
         assert torch.equal(found["lore_source"] == keys.SOURCE_ADVICE, moved)
         assert 0.02 < moved.float().mean() < 0.98
 
@@ -186,7 +184,7 @@ class TestMixture:
         torch.testing.assert_close(found["action"], expected["action"])
         assert (run(lore, td)[0]["action"] != expected["action"]).any()
 
-    def test_learnt_advice_on_the_anchors_stands_in(self):
+    def test_learned_advice_on_the_anchors_is_the_fallback(self):
         prior_net = PriorNet(STATE + BELIEF, K, num_cells=8, threshold=0.0)
         with torch.no_grad():
             prior_net.network.model[-1].bias.copy_(torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0, 9.0]))
@@ -194,51 +192,32 @@ class TestMixture:
         found, _ = run(lore, observed(mask=False))
         assert found["lore_origin"].eq(keys.ORIGIN_PRIOR_NET).all()
         assert (found["lore_loc"][:, 0] > found["loc"][:, 0]).all()
-        why = lore.explain(found)
-        assert why.prior_logits.argmax(-1).eq(K - 1).all()
-        torch.testing.assert_close(why.uncertainty["entropy"], found["lore_uncertainty"])
+        parts, advice = lore.explain(found)
+        assert advice.prior_logits.argmax(-1).eq(K - 1).all() and advice.learned.all()
+        torch.testing.assert_close(parts["entropy"], found["lore_uncertainty"])
 
 
 def test_the_gate_weighs_disagreement_about_the_location():
     actor, td = dreamer_actor(), observed(64)
-    gate = UncertaintyGate(A, scale_range=(0.1, 1.0), value_weight=0.0, disagreement_weight=0.5)
-    mixer = GaussianMixer(ANCHORS, bounds=(LOW, HIGH))
-    ensemble = GaussianDisagreement(STATE, BELIEF, A, bounds=(LOW, HIGH), hidden_dim=8)
-    lore = GaussianLoReActor(actor, gate, mixer, disagreement=ensemble)
+    gate = UncertaintyGate(value_weight=0.0, disagreement_weight=0.5)
+    policy = GaussianPolicy(ANCHORS, bounds=(LOW, HIGH), scale_range=(0.1, 1.0))
+    ensemble = LatentDisagreement(STATE, BELIEF, A, hidden_dim=8)
+    lore = LoReActor(actor, gate, LogitMixer(policy), disagreement=ensemble)
     found, state = run(lore, td)
-    policy = mixer.policy_from(found["loc"], found["scale"])
-    spread = ensemble.disagreement(td["state"], td["belief"], policy)
-    why = lore.explain(found).uncertainty
-    torch.testing.assert_close(why["disagreement"], 0.5 / 1.2 * spread / spread.max())
-    torch.testing.assert_close(found["lore_uncertainty"], why["entropy"] + why["disagreement"])
+    spread = ensemble.at(td["state"], td["belief"], policy.squash(found["loc"]))
+    parts, _ = lore.explain(found)
+    torch.testing.assert_close(parts["disagreement"], 0.5 / 1.2 * spread / spread.max())
+    torch.testing.assert_close(found["lore_uncertainty"], parts["entropy"] + parts["disagreement"])
     assert torch.equal(state, run(actor, td)[1])
 
 
-class TestRefused:
-    def test_the_wrong_mixer(self):
-        gate = UncertaintyGate(A, scale_range=(0.1, 1.0), value_weight=0.0)
-        with pytest.raises(TypeError, match="GaussianLoReActor needs a GaussianMixer"):
-            GaussianLoReActor(dreamer_actor(), gate, LogitMixer())
-        with pytest.raises(TypeError, match="LoReActor needs a LogitMixer"):
-            LoReActor(dreamer_actor(), gate, GaussianMixer(ANCHORS))
-
-    def test_the_wrong_gate(self):
-        mixer = GaussianMixer(ANCHORS, bounds=(LOW, HIGH))
-        with pytest.raises(ValueError, match=r"scale_range=\(low, high\)"):
-            GaussianLoReActor(dreamer_actor(), UncertaintyGate(A, value_weight=0.0), mixer)
-        gate = UncertaintyGate(A, scale_range=(0.1, 1.0), value_weight=0.0)
-        with pytest.raises(ValueError, match="which is for a Gaussian policy"):
-            LoReActor(DreamerV3DiscreteActor(10, 4, num_cells=8), gate, LogitMixer())
-
-    def test_the_wrong_ensemble(self):
-        discrete = LatentDisagreement(STATE, BELIEF, A)
-        with pytest.raises(ValueError, match="is a GaussianDisagreement, got a LatentDis"):
-            build(dreamer_actor(), disagreement=discrete)
-        with pytest.raises(ValueError, match=r"ensemble's bounds are \[-inf, -inf\] to"):
-            build(dreamer_actor(), disagreement=GaussianDisagreement(STATE, BELIEF, A))
-        parts = DreamerV3DiscreteActor(10, 4, num_cells=8), UncertaintyGate(4, value_weight=0.0)
-        with pytest.raises(ValueError, match="is a LatentDisagreement, got a GaussianDis"):
-            LoReActor(*parts, LogitMixer(), disagreement=GaussianDisagreement(STATE, BELIEF, 4))
+def test_the_wrong_mixer_is_refused():
+    gate = UncertaintyGate(value_weight=0.0)
+    with pytest.raises(ValueError, match="Gaussian actor needs"):
+        LoReActor(dreamer_actor(), gate, LogitMixer())
+    discrete = DreamerV3DiscreteActor(10, 4, num_cells=8)
+    with pytest.raises(ValueError, match="Supported are TanhNormal"):
+        build(discrete)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ACTIONS, N = 4, 6
 def lore(gate=None, **kwargs) -> LoReActor:
     torch.manual_seed(0)
     actor = DreamerV3DiscreteActor(6, ACTIONS, depth=1, num_cells=8)
-    gate = UncertaintyGate(ACTIONS, **{"value_weight": 0.0, "tau": 0.0, **(gate or {})})
+    gate = UncertaintyGate(**{"value_weight": 0.0, "tau": 0.0, **(gate or {})})
     return LoReActor(actor, gate, LogitMixer(max_kl=float("inf")), **kwargs)
 
 
@@ -92,20 +92,20 @@ def test_a_segment_without_advice_is_the_actors_own():
     assert (found[keys.BETA] > 0).all() and (found[keys.ORIGIN] == keys.ORIGIN_ADVISOR).all()
 
 
-def test_prior_net_stands_in_where_nobody_advised():
+def test_prior_net_is_the_fallback_where_nobody_advised():
     prior_net, td = net(), advised(mask=False)
     td[keys.MASK][0] = True
     logits, sure = prior_net.advise(td["state"], td["belief"])
     prior_net.threshold = sure[1:].median().item()
     out = act(lore(prior_net=prior_net), td)
     origin = out[keys.ORIGIN].flatten()
-    stands_in = (sure >= prior_net.threshold).flatten() & ~td[keys.MASK].flatten()
-    assert stands_in.any() and not stands_in[1:].all()
+    fallback = (sure >= prior_net.threshold).flatten() & ~td[keys.MASK].flatten()
+    assert fallback.any() and not fallback[1:].all()
     assert origin[0] == keys.ORIGIN_ADVISOR
-    assert torch.equal(origin == keys.ORIGIN_PRIOR_NET, stands_in)
-    assert torch.equal(origin == keys.ORIGIN_NONE, ~stands_in & ~td[keys.MASK].flatten())
+    assert torch.equal(origin == keys.ORIGIN_PRIOR_NET, fallback)
+    assert torch.equal(origin == keys.ORIGIN_NONE, ~fallback & ~td[keys.MASK].flatten())
     expected = mixed(out, out[keys.BETA], logits, sure)
-    torch.testing.assert_close(out[keys.MIX_LOGITS][stands_in], expected[stands_in])
+    torch.testing.assert_close(out[keys.MIX_LOGITS][fallback], expected[fallback])
     assert (out[keys.KL].flatten()[origin == keys.ORIGIN_NONE] == 0).all()
     torch.testing.assert_close(out[keys.NEED], out[keys.BETA] * (1 - sure))
     assert torch.equal(out[keys.PRIOR_NET_LOGITS], logits)
@@ -122,8 +122,8 @@ def test_a_broken_network_does_not_stop_the_calls():
 
 
 def test_a_network_of_another_number_of_actions_is_refused():
-    with pytest.raises(ValueError, match=r"num_actions=5.*num_actions=4"):
-        lore(prior_net=PriorNet(6, 5))
+    with pytest.raises(ValueError, match=r"PriorNet's \(6, 5\).*num_actions=4"):
+        act(lore(prior_net=PriorNet(6, 5)), advised())
 
 
 def test_what_the_advisor_wrote_is_not_touched():
@@ -140,7 +140,7 @@ def test_disagreement_reaches_the_gate():
     weights = {"entropy_weight": 0.0, "disagreement_weight": 1.0}
     actor = lore(weights, disagreement=ensemble)
     out = act(actor, advised())
-    found = ensemble.disagreement(out["state"], out["belief"], out["logits"])
+    found = ensemble.expected(out["state"], out["belief"], out["logits"])
     expected = (found / found.max()).clamp(max=1.0)
     torch.testing.assert_close(out[keys.UNCERTAINTY], expected)
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from lore_torchrl.modules import PriorNet
+from lore_torchrl.modules import AdviceBatch, PriorNet
 
 ACTIONS = 4
 
@@ -26,52 +25,63 @@ def test_a_new_network_has_no_opinion():
     assert (logits == 0).all() and (confidence == 0.5).all()
 
 
-def test_forward_writes_what_advise_returns():
-    module = net()
-    td = TensorDict(state=torch.randn(3, 4), belief=torch.randn(3, 2), batch_size=[3])
-    logits, confidence = module.advise(td["state"], td["belief"])
-    module(td)
-    assert torch.equal(td["prior_net_logits"], logits)
-    assert torch.equal(td["prior_net_confidence"], confidence)
-
-
-def test_fill_uses_the_network_only_where_there_is_no_advice_and_it_is_sure():
-    logits, confidence, mask = advisor()
+def test_it_completes_only_where_there_is_no_advice_and_it_is_sure():
+    given = AdviceBatch.clean(*advisor())
     own = torch.randn(4, ACTIONS), torch.tensor([[0.9], [0.9], [0.9], [0.6]])
-    filled = net(threshold=0.7).fill(own, logits, confidence, mask)
-    assert filled.learnt.flatten().tolist() == [False, True, False, False]
-    assert filled.mask.flatten().tolist() == [True, True, True, False]
-    expected = torch.stack((logits[0], own[0][1], logits[2], logits[3]))
-    assert torch.equal(filled.prior_logits, expected)
-    assert torch.equal(filled.confidence[1], own[1][1])
-    assert torch.equal(filled.confidence[0], confidence[0])
+    found = given.completed(net(threshold=0.7).usable(own))
+    assert found.learned.flatten().tolist() == [False, True, False, False]
+    assert found.valid.flatten().tolist() == [True, True, True, False]
+    centered = own[0][1] - own[0][1].mean()
+    zeros = torch.zeros(ACTIONS)
+    expected = torch.stack((given.prior_logits[0], centered, given.prior_logits[2], zeros))
+    torch.testing.assert_close(found.prior_logits, expected)
+    weights = [given.weight[0], own[1][1], given.weight[2], torch.zeros(1)]
+    assert torch.equal(found.weight, torch.stack(weights))
 
 
-def test_what_stands_in_counts_by_its_own_confidence():
+def test_a_row_of_the_advisor_that_cannot_be_used_is_completed():
+    logits, confidence, mask = advisor()
+    logits[0, 1] = float("nan")
+    own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
+    found = AdviceBatch.clean(logits, confidence, mask).completed(net().usable(own))
+    assert found.learned.flatten().tolist() == [True, True, False, True]
+
+
+def test_only_some_rows_of_it():
+    own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
+    found = AdviceBatch.clean(*advisor()).completed(net().usable(own))
+    where = torch.tensor([[True], [True], [False], [False]])
+    kept = found.only(where)
+    assert torch.equal(kept.valid, where) and torch.equal(kept.learned, where & found.learned)
+    assert torch.equal(kept.prior_logits[:2], found.prior_logits[:2])
+    assert kept.prior_logits[2:].eq(0).all() and kept.weight[2:].eq(0).all()
+
+
+def test_the_fallback_counts_by_its_own_confidence():
     state, belief = torch.randn(50, 4), torch.randn(50, 2)
     module = net(threshold=0.6)
-    own_logits, own = module.advise(state, belief)
-    logits, sure = module.stand_in(state, belief)
-    assert torch.equal(logits, own_logits)
-    assert torch.equal(sure, torch.where(own >= 0.6, own, 0.0))
-    assert 0 < (sure > 0).sum() < 50
+    _, own = module.advise(state, belief)
+    found = module.fallback(state, belief)
+    assert torch.equal(found.weight, torch.where(own >= 0.6, own, 0.0))
+    assert 0 < found.valid.sum() < 50
 
 
 @pytest.mark.parametrize(("output", "value"), [(-1, "nan"), (0, "nan"), (0, "inf")])
-def test_a_broken_network_does_not_stand_in(output, value):
+def test_a_broken_network_is_no_fallback(output, value):
     module = net(threshold=0.0)
     with torch.no_grad():
         module.network.model[-1].bias[output] = float(value)
-    assert (module.stand_in(torch.randn(5, 4), torch.randn(5, 2))[1] == 0).all()
+    assert (module.fallback(torch.randn(5, 4), torch.randn(5, 2)).weight == 0).all()
 
 
-def test_logits_that_are_no_numbers_fill_nothing():
-    logits, confidence, _ = advisor()
+def test_logits_that_are_no_numbers_complete_nothing():
     own = torch.randn(4, ACTIONS), torch.full((4, 1), 0.9)
     own[0][1, 2], own[0][2, 0] = float("nan"), float("inf")
-    filled = net().fill(own, logits, confidence, torch.zeros(4, 1, dtype=torch.bool))
-    assert filled.learnt.flatten().tolist() == [True, False, False, True]
-    assert torch.equal(filled.prior_logits[1:3], logits[1:3])
+    logits, confidence, _ = advisor()
+    nobody = AdviceBatch.clean(logits, confidence, torch.zeros(4, 1, dtype=torch.bool))
+    found = nobody.completed(net().usable(own))
+    assert found.learned.flatten().tolist() == [True, False, False, True]
+    assert found.prior_logits[1:3].eq(0).all()
 
 
 def test_advise_has_no_gradient_and_predict_has():

@@ -94,20 +94,14 @@ def test_compiles_whole():
 
 def test_writes_what_the_gate_reads():
     ensemble = build()
-    gate = UncertaintyGate(3, value_source="ensemble", entropy_weight=0.0, value_weight=1.0).eval()
+    gate = UncertaintyGate(value_source="ensemble", entropy_weight=0.0, value_weight=1.0).eval()
     gate.value_scale.scale.fill_(10.0)
     state, belief = latents(4)
-    td = TensorDict(state=state, belief=belief, logits=torch.zeros(4, 3), batch_size=[4])
-    gate(ensemble(td))
-    torch.testing.assert_close(td["value_variance"], ensemble.variance(state, belief))
-    torch.testing.assert_close(td["lore_uncertainty"], td["value_variance"] / 10)
-
-
-def test_keys():
-    ensemble = build(state_key=("a", "s"), belief_key="h", out_key=("a", "v"))
-    state, belief = latents(2)
-    td = TensorDict(a={"s": state}, h=belief, batch_size=[2])
-    assert torch.equal(ensemble(td)["a", "v"], ensemble.variance(state, belief))
+    td = TensorDict(state=state, belief=belief, batch_size=[4])
+    variance = ensemble(td)[gate.value_key]
+    torch.testing.assert_close(variance, ensemble.variance(state, belief))
+    found = gate.evaluate(torch.ones(4, 1), variance).uncertainty
+    torch.testing.assert_close(found, variance / 10)
 
 
 def test_state_dict_roundtrip():

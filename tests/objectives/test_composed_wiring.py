@@ -41,15 +41,15 @@ def forward(loss, sample):
 
 
 def completed(loss, result, sample):
-    """Logits and confidence of each state's advice, where there is any, where it is learnt."""
+    """Logits and confidence of each state's advice, where there is any, where it is learned."""
     net, context, given = loss.actor_loss.prior_net, result["replay_context"], sample["next"]
     logits, sure = net.advise(context["state"], context["belief"])
     goes_on = ~given["done"]
     mask = given["llm_mask"] & goes_on
-    learnt = ~given["llm_mask"] & (sure >= net.threshold) & goes_on
-    assert learnt.any() and not learnt.all()
-    logits = torch.where(learnt, logits, given["llm_prior_logits"])
-    return logits, torch.where(learnt, sure, given["llm_confidence"]), mask, learnt
+    learned = ~given["llm_mask"] & (sure >= net.threshold) & goes_on
+    assert learned.any() and not learned.all()
+    logits = torch.where(learned, logits, given["llm_prior_logits"])
+    return logits, torch.where(learned, sure, given["llm_confidence"]), mask, learned
 
 
 def kl(log_p, log_q):
@@ -63,25 +63,26 @@ class TestWhoseAdviceItIs:
     def found(self):
         loss, sample = learner(), half_advised()
         result = forward(loss, sample)
-        logits, confidence, mask, learnt = completed(loss, result, sample)
+        logits, confidence, mask, learned = completed(loss, result, sample)
         log_p = loss.actor_loss.actor_model.get_dist(result["replay_context"]).logits
         log_p = log_p.log_softmax(-1).detach()
-        return loss, result, log_p, logits, confidence, mask, learnt
+        return loss, result, log_p, logits, confidence, mask, learned
 
     def test_in_the_prior_term(self, found):
-        _, result, log_p, logits, confidence, mask, learnt = found
+        _, result, log_p, logits, confidence, mask, learned = found
         expected = confidence * kl(logits.log_softmax(-1), log_p)
-        expected = 0.3 * expected[mask | learnt].mean()
+        expected = 0.3 * expected[mask | learned].mean()
         torch.testing.assert_close(result["loss_lore_prior"].detach(), expected)
-        torch.testing.assert_close(result["lore_learnt"], learnt.float().mean())
-        torch.testing.assert_close(result["lore_advised"], (mask | learnt).float().mean())
+        torch.testing.assert_close(result["lore_learnt"], learned.float().mean())
+        torch.testing.assert_close(result["lore_advised"], (mask | learned).float().mean())
 
     def test_in_the_mixture(self, found):
-        loss, result, log_p, logits, confidence, mask, learnt = found
-        beta = loss.actor_loss.gate.evaluate(log_p).beta
+        loss, result, log_p, logits, confidence, mask, learned = found
+        entropy = loss.actor_loss.mixer.policy.entropy(log_p)
+        beta = loss.actor_loss.gate.evaluate(entropy).beta
         centred = logits - logits.mean(-1, keepdim=True)
         mixed = (log_p + beta * confidence * centred).log_softmax(-1)
-        expected = kl(mixed, log_p)[mask | learnt].mean()
+        expected = kl(mixed, log_p)[mask | learned].mean()
         torch.testing.assert_close(result["lore_kl"], expected, rtol=1e-4, atol=1e-6)
 
     def test_in_what_a_step_has_followed(self):
@@ -90,7 +91,7 @@ class TestWhoseAdviceItIs:
         with torch.no_grad():
             loss.actor_loss.value_model[0].module.model[-1].bias.fill_(-1e3)[0] = 0.0
         result = forward(loss, sample)
-        logits, confidence, mask, learnt = completed(loss, result, sample)
+        logits, confidence, mask, learned = completed(loss, result, sample)
         log_p = loss.actor_loss.actor_model.get_dist(result["replay_context"]).logits
         log_p = log_p.log_softmax(-1).detach()
         taken = sample["action"].roll(-1, 1).argmax(-1, keepdim=True)
@@ -98,9 +99,9 @@ class TestWhoseAdviceItIs:
         acted[:, -1] = False
         torch.testing.assert_close(result["lore_imitated"], acted.float().mean())
         counts = acted & (taken == logits.argmax(-1, keepdim=True))
-        assert (counts & mask).any() and (counts & learnt).any()
+        assert (counts & mask).any() and (counts & learned).any()
         expected = counts * confidence * kl(logits.log_softmax(-1), log_p)
-        expected = 0.3 * expected[counts & (mask | learnt)].mean()
+        expected = 0.3 * expected[counts & (mask | learned)].mean()
         torch.testing.assert_close(result["loss_lore_prior"].detach(), expected)
 
 
@@ -108,7 +109,9 @@ def test_prior_nets_advice_is_never_used_to_train_prior_net():
     loss, sample = learner(threshold=0.0), half_advised()
     result = forward(loss, sample)
     going_on = (~sample["next", "done"]).float().mean()
-    assert result["lore_advised"] == going_on < 1, "it stands in wherever there is something to do"
+    assert result["lore_advised"] == going_on < 1, (
+        "it is the fallback wherever there is something to do"
+    )
     rows = sample["next", "llm_mask"].squeeze(-1)
     context, given = result["replay_context"][rows], sample["next"][rows]
     prior, confidence = given["llm_prior_logits"], given["llm_confidence"]
@@ -121,7 +124,7 @@ def test_prior_nets_advice_is_never_used_to_train_prior_net():
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["advisor", "PriorNet"])
-def test_where_an_episode_has_ended_nothing_is_taught(masked):
+def test_where_an_episode_has_ended_nothing_is_distilled(masked):
     terms = []
     for other in (False, True):
         loss, sample = learner(threshold=0.0).eval(), tiny_sample(time=TIME, mask=masked)
@@ -146,9 +149,7 @@ class TestGate:
         log_p = actor_loss.actor_model.get_dist(context).logits.log_softmax(-1).detach()
         values = actor_loss.value_model(context.clone())["state_value_logits"].detach()
         variance = two_hot_variance(values, torch.linspace(-20, 20, values.shape[-1]))
-        spread = loss.actor_loss.disagreement.disagreement(
-            context["state"], context["belief"], log_p
-        )
+        spread = loss.actor_loss.disagreement.expected(context["state"], context["belief"], log_p)
         entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True) / math.log(log_p.shape[-1])
         return log_p, values, variance, spread, entropy
 

@@ -29,8 +29,9 @@ from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
-from lore_torchrl.modules import GaussianMixer, LogitMixer, PriorNet, UncertaintyGate
+from lore_torchrl.modules import AdviceBatch, LogitMixer, PriorNet, UncertaintyGate
 from lore_torchrl.objectives import LoReActorLoss
+from lore_torchrl.policies import GaussianPolicy
 
 V3 = {"entropy_bonus": 3e-4}
 KINDS = pytest.mark.parametrize(
@@ -40,12 +41,12 @@ KINDS = pytest.mark.parametrize(
         (DreamerV3ActorLoss, {**V3, "use_reinforce": True}),
         (DreamerActorLoss, {}),
     ],
-    ids=["v3", "v3_reinforce", "first_dreamer"],
+    ids=["v3", "v3_reinforce", "dreamer_v1"],
 )
 
 
-def first_dreamer_agent(distribution=TanhNormal, **settings):
-    """The first Dreamer's own actor network over the tiny agent's latent states."""
+def dreamer_v1_agent(distribution=TanhNormal, **settings):
+    """DreamerV1's own actor network over the tiny agent's latent states."""
     agent = continuous_agent(**settings)
     kwargs = {"low": LOW, "high": HIGH} if distribution is TanhNormal else {}
     net = DreamerActor(2, depth=1, num_cells=8, std_bias=1.0)
@@ -64,7 +65,7 @@ def first_dreamer_agent(distribution=TanhNormal, **settings):
 
 
 def agent_for(kind):
-    return continuous_agent() if kind is DreamerV3ActorLoss else first_dreamer_agent()
+    return continuous_agent() if kind is DreamerV3ActorLoss else dreamer_v1_agent()
 
 
 def stock_loss(agent, kind=DreamerV3ActorLoss, **settings):
@@ -76,8 +77,8 @@ def stock_loss(agent, kind=DreamerV3ActorLoss, **settings):
 
 
 def parts(bounds=(LOW, HIGH)):
-    gate = UncertaintyGate(2, scale_range=(0.1, 1.0), value_weight=0.0, tau=0.2)
-    return {"gate": gate, "mixer": GaussianMixer(ANCHORS, bounds=bounds)}
+    policy = GaussianPolicy(ANCHORS, bounds=bounds, scale_range=(0.1, 1.0))
+    return {"gate": UncertaintyGate(value_weight=0.0, tau=0.2), "mixer": LogitMixer(policy)}
 
 
 def lore_loss(agent, kind=DreamerV3ActorLoss, settings=None, bounds=(LOW, HIGH), **kwargs):
@@ -105,6 +106,7 @@ class TestEqualsStock:
                 on = {**PAPER, "imitation_weight": 1.0}
                 wanted = dict.fromkeys(on, 0.0) if why == "weights" else on
                 loss = LoReActorLoss(loss, **parts(), **wanted)
+                loss.composed = why == "no_entries"
             torch.manual_seed(5)
             losses, imagined = loss(td)
             sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
@@ -134,15 +136,16 @@ def distributions(agent, loss, td):
     """Policy, prior and mixture as torch knows them, before the tanh."""
     base = agent.actor.get_dist(td).root_dist
     policy = Independent(Normal(base.loc, base.scale), 1)
-    mixer = loss.mixer
+    mixer, kind = loss.mixer, loss.mixer.policy
     probs = torch.softmax(td["llm_prior_logits"], -1)
-    loc = probs @ mixer.anchors
-    variance = (probs.unsqueeze(-1) * (mixer.anchors - loc.unsqueeze(1)) ** 2).sum(1)
-    scale = (variance + mixer.min_scale**2).sqrt()
+    loc = probs @ kind.anchors
+    variance = (probs.unsqueeze(-1) * (kind.anchors - loc.unsqueeze(1)) ** 2).sum(1)
+    scale = (variance + kind.min_scale**2).sqrt()
     prior = Independent(Normal(loc, scale), 1)
     advice = [td[f"llm_{name}"] for name in ("prior_logits", "confidence", "mask")]
-    beta = loss.gate.evaluate(base.scale.detach()).beta
-    mixed = mixer.mix(mixer.policy_of(agent.actor.get_dist(td)).detach(), *advice, beta).policy
+    own = kind.of(agent.actor.get_dist(td)).detach()
+    beta = loss.gate.evaluate(kind.entropy(own)).beta
+    mixed = mixer.mix(own, AdviceBatch.clean(*advice), beta).policy
     return policy, prior, Independent(Normal(*mixed), 1)
 
 
@@ -200,7 +203,7 @@ class TestImitation:
         assert terms["lore_imitated"].item() == pytest.approx(8 / 12)
 
     def test_an_unbounded_policy_by_hand(self):
-        agent, td = first_dreamer_agent(IndependentNormal), executed()
+        agent, td = dreamer_v1_agent(IndependentNormal), executed()
         wanted = {"bounds": None, "imitation_weight": 0.7}
         loss = lore_loss(agent, DreamerActorLoss, **wanted)
         expected = -0.7 * (IMITATED * taken_log_prob(agent, td, bounded=False)).sum() / TOTAL
@@ -357,9 +360,9 @@ class TestTerms:
 
 
 @pytest.mark.parametrize("distribution", [TanhNormal, IndependentNormal])
-def test_the_first_dreamer_moves_to_the_advice(distribution):
+def test_dreamer_v1_moves_to_the_advice(distribution):
     # Its heads are zero: nothing but the advice has an opinion.
-    agent = first_dreamer_agent(distribution, opinionated=False)
+    agent = dreamer_v1_agent(distribution, opinionated=False)
     td = advised_latents(16, mask=True)
     td["llm_prior_logits"] = torch.tensor([0.0, 0.0, 0.0, 9.0, 0.0]).expand(16, 5)
     td["llm_confidence"] = torch.ones(16, 1)
@@ -411,7 +414,7 @@ def test_an_update_without_advice_is_that_of_stock_dreamer():
     assert all(torch.equal(after[name], value) for name, value in stock_after.items())
 
 
-def test_an_update_with_advice_teaches_the_actor_alone():
+def test_an_update_with_advice_trains_the_actor_alone():
     stock, lore = learner(None), learner(lore_config(prior_weight=1.0))
     found, wanted = (update(each, replayed(mask=True)) for each in (lore, stock))
     assert found[0]["loss_lore_prior"] > 0 and found[0]["lore_kl"] > 0
@@ -429,7 +432,7 @@ def test_an_update_imitates_gains_without_advice_and_trains_the_actor_alone():
     assert torch.equal(found[2], wanted[2])
 
 
-def test_disagreement_is_learnt_beside_the_agent_and_opens_its_gate():
+def test_disagreement_is_learned_beside_the_agent_and_opens_its_gate():
     sample, plain = replayed(mask=True), lore_config(gate={"tau": 0.9}, gated=True)
     weighed = lore_config(gate={"tau": 0.9, "disagreement_weight": 5.0}, gated=True)
     without, found = (update(learner(each), sample) for each in (plain, weighed))
@@ -438,12 +441,12 @@ def test_disagreement_is_learnt_beside_the_agent_and_opens_its_gate():
     assert ensemble and all(found[1][name].any() for name in ensemble)
     rest = set(without[1])
     assert set(found[1]) - ensemble == rest
-    taught = {name for name in rest if not torch.equal(found[1][name], without[1][name])}
-    assert taught and all(name.startswith("actor_loss.actor_model") for name in taught)
+    trained = {name for name in rest if not torch.equal(found[1][name], without[1][name])}
+    assert trained and all(name.startswith("actor_loss.actor_model") for name in trained)
     assert torch.equal(found[2], without[2])
 
 
-def learnt_advice(threshold):
+def learned_advice(threshold):
     """PriorNet, sure everywhere of the fourth anchor."""
     net = PriorNet(24, len(ANCHORS), num_cells=8, threshold=threshold)
     with torch.no_grad():
@@ -465,8 +468,8 @@ class TestImagination:
         sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
         return agent, losses, imagined, torch.get_rng_state()
 
-    def test_an_unsure_network_leaves_stock_to_the_bit(self, kind, settings):
-        agent, losses, imagined, state = self.run(kind, settings, net=learnt_advice(1.0))
+    def test_an_unsure_network_leaves_stock_bitwise(self, kind, settings):
+        agent, losses, imagined, state = self.run(kind, settings, net=learned_advice(1.0))
         stock, stock_losses, stock_imagined, stock_state = self.run(kind, settings)
         assert all(torch.equal(losses[name], value) for name, value in stock_losses.items())
         assert (imagined == stock_imagined).all()
@@ -475,8 +478,8 @@ class TestImagination:
         assert all(torch.equal(grads[name], grad) for name, grad in wanted.items())
         assert torch.equal(state, stock_state)
 
-    def test_imagined_actions_lean_on_advice_and_teach_the_actor_alone(self, kind, settings):
-        net = learnt_advice(0.5)
+    def test_imagined_actions_lean_on_advice_and_train_the_actor_alone(self, kind, settings):
+        net = learned_advice(0.5)
         agent, losses, imagined, _ = self.run(kind, settings, net=net)
         stock, _, stock_imagined, _ = self.run(kind, settings)
         wanted = torch.tensor(ANCHORS[3])
@@ -503,7 +506,7 @@ def test_an_update_on_cuda():
 
 class TestRefused:
     def test_advice_beside_the_next_state_alone(self):
-        td, loss = advised_latents(), lore_loss(first_dreamer_agent(), DreamerActorLoss)
+        td, loss = advised_latents(), lore_loss(dreamer_v1_agent(), DreamerActorLoss)
         replayed = td.select("state", "belief").set("next", td.exclude("state", "belief"))
         with pytest.raises(KeyError, match="keep it at the root"):
             loss(replayed)
@@ -511,7 +514,7 @@ class TestRefused:
     def test_a_gaussian_actor_without_its_mixer(self):
         agent = continuous_agent()
         for mixer in (None, LogitMixer()):
-            with pytest.raises(ValueError, match="Gaussian actor needs a GaussianMixer"):
+            with pytest.raises(ValueError, match="Gaussian actor needs"):
                 LoReActorLoss(stock_loss(agent), mixer=mixer)
 
     def test_a_categorical_actor_with_it(self):

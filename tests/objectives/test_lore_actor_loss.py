@@ -31,8 +31,14 @@ from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3Va
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl.dreamer.learner import build_lore_actor
-from lore_torchrl.functional import align_temperature, clean_advice
-from lore_torchrl.modules import LogitMixer, TemperatureAligner, UncertaintyGate, ValueEnsemble
+from lore_torchrl.functional import align_temperature
+from lore_torchrl.modules import (
+    AdviceBatch,
+    LogitMixer,
+    TemperatureAligner,
+    UncertaintyGate,
+    ValueEnsemble,
+)
 from lore_torchrl.objectives import LoReActorLoss
 
 NAN, INF = float("nan"), float("inf")
@@ -101,7 +107,9 @@ BOTH = pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
 
 class TestEqualsStock:
     @BOTH
-    @pytest.mark.parametrize("why", ["weights", "masked", "no_gain", "unknown", "no_entries"])
+    @pytest.mark.parametrize(
+        "why", ["weights", "masked", "no_gain", "unknown", "no_entries", "composed"]
+    )
     def test_losses_gradients_and_random_stream(self, kind, why):
         results = []
         for wrapped in (False, True):
@@ -112,20 +120,23 @@ class TestEqualsStock:
             if why == "no_gain":
                 td["lore_return"] = agent.value(td.select("state", "belief"))["state_value"]
             loss = stock_loss(agent, kind)
-            if why == "no_entries":
+            if why in ("no_entries", "composed"):
                 td = td.select("state", "belief")
             if wrapped:
                 on = {**PAPER, "imitation_weight": 1.0}
-                wanted = dict.fromkeys(on, 0.0) if why == "weights" else on
+                wanted = dict.fromkeys(on, 0.0) if why in ("weights", "no_entries") else on
                 lore = build_lore_actor(lore_config(), agent)
                 loss = LoReActorLoss(loss, gate=lore.gate, mixer=lore.mixer, **wanted)
+                loss.composed = why == "composed"
             torch.manual_seed(5)
             losses, imagined = loss(td)
             sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
             results.append((losses, imagined, gradients(agent.actor), torch.get_rng_state()))
         (stock, stock_imagined, stock_grads, stock_state), (lore, imagined, grads, state) = results
         assert set(stock.keys()) <= set(lore.keys())
-        assert why not in ("weights", "no_entries") or set(stock.keys()) == set(lore.keys())
+        assert why not in ("weights", "no_entries", "composed") or set(stock.keys()) == set(
+            lore.keys()
+        )
         assert all(torch.equal(value, lore[key]) for key, value in stock.items())
         assert all(v == 0 for k, v in lore.items() if k.startswith("loss_lore"))
         assert (imagined == stock_imagined).all()
@@ -331,6 +342,42 @@ class TestImitation:
         loss(latents())
 
 
+class TestAdviceThatCannotBeRead:
+    def test_none_where_terms_are_on(self):
+        """Silently there was no LoRe term: as under a stock DreamerV3Loss."""
+        td = latents().select("state", "belief", "action", "lore_return")
+        with pytest.raises(KeyError, match="use LoReDreamerV3Loss in place of DreamerV3Loss"):
+            lore_loss(tiny_agent())(td)
+        with pytest.raises(KeyError, match="LoReDreamerV3Loss"):
+            LoReActorLoss(stock_loss(tiny_agent()))(td)
+
+    @pytest.mark.parametrize("missing", ["llm_confidence", "llm_mask"])
+    def test_in_part(self, missing):
+        with pytest.raises(KeyError, match=f"no ..{missing}.. beside it"):
+            lore_loss(tiny_agent())(latents().exclude(missing))
+
+    def test_a_mask_that_is_not_boolean(self):
+        td = latents()
+        td["llm_mask"] = td["llm_mask"].float()
+        with pytest.raises(TypeError, match=r"must be boolean, got torch.float32"):
+            lore_loss(tiny_agent())(td)
+
+    @pytest.mark.parametrize("imitated", [0.0, 1.0])
+    def test_another_number_of_actions(self, imitated):
+        td = latents()
+        td["llm_prior_logits"] = torch.zeros(len(td), ACTIONS + 1)
+        with pytest.raises(ValueError, match=r"advice has 5 logits a state, the policy 4"):
+            lore_loss(tiny_agent(), imitation_weight=imitated)(td)
+
+    def test_a_mixing_actor_in_place_of_the_stock_one(self):
+        agent = tiny_agent()
+        mixing = build_lore_actor(lore_config(), agent)
+        with pytest.raises(TypeError, match=r"stock one.*got LoReActor"):
+            LoReActorLoss(
+                stock_loss(replace(agent, actor=mixing)), **PAPER | {"multiplier_lr": 0.0}
+            )
+
+
 EVERY_TERM = {
     "prior_weight": 0.5,
     "bonus_weight": 0.5,
@@ -348,7 +395,7 @@ def followed(td, rows=True):
     return torch.nn.functional.one_hot(chosen, ACTIONS).float()
 
 
-class TestWeighedByWhatPaid:
+class TestWeighedByWhatGained:
     """The terms on advice: only steps that took its first choice and gained count."""
 
     def weighed(self):
@@ -512,7 +559,7 @@ def test_an_action_that_the_actor_rules_out():
         losses.keys()
     )
     assert losses["loss_lore_constraint"] > 0 and loss.multiplier.isfinite()
-    # What is taught is what can be done.
+    # What is distilled is what can be done.
     assert losses["loss_lore_prior"] < 10
     sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
     found = gradients(agent.actor)
@@ -522,12 +569,12 @@ def test_an_action_that_the_actor_rules_out():
 def mixture_kl(agent, loss, td, share=None):
     log_p = log_policy(agent, td)
     values = agent.value(td.select("state", "belief"))["state_value_logits"]
-    beta = loss.gate.evaluate(log_p.detach(), values).beta
+    beta = loss.gate.evaluate(loss.mixer.policy.entropy(log_p.detach()), values).beta
     assert beta.max() > 0.5
     advice = [td[key] for key in ("llm_prior_logits", "llm_confidence", "llm_mask")]
-    mixture = loss.mixer.mix(log_p.detach(), *advice, beta)
+    mixture = loss.mixer.mix(log_p.detach(), AdviceBatch.clean(*advice), beta)
     assert mixture.kl.max() > 0.05
-    kl = (mixture.log_probs.exp() * (mixture.log_probs - log_p)).sum(-1)
+    kl = (mixture.policy.exp() * (mixture.policy - log_p)).sum(-1)
     return average(td, kl, share)
 
 
@@ -704,7 +751,7 @@ class TestTemperature:
         agent = tiny_agent()
         td = sometimes_advised()
         loss = lore_loss(agent, temperature={"rate": 1.0, "minimum": 0.1, "maximum": 10.0})
-        logits, _, valid = clean_advice(*(td[f"llm_{k}"] for k in _NAMES))
+        logits, _, valid, _ = AdviceBatch.clean(*(td[f"llm_{k}"] for k in _NAMES))
         expected = align_temperature(
             log_policy(agent, td), logits, valid, minimum=0.1, maximum=10.0
         )
@@ -873,7 +920,7 @@ class TestBadArguments:
 
     def test_constraint_needs_gate_and_mixer(self):
         stock = stock_loss(tiny_agent())
-        gate = UncertaintyGate(ACTIONS)
+        gate = UncertaintyGate()
         for kwargs in ({}, {"gate": gate}, {"mixer": LogitMixer()}):
             with pytest.raises(ValueError, match="gate and mixer"):
                 LoReActorLoss(stock, multiplier_lr=1e-3, **kwargs)
@@ -882,7 +929,7 @@ class TestBadArguments:
     def test_the_gate_and_the_ensemble_must_agree(self):
         ensemble = ValueEnsemble(STATE, BELIEF, hidden_dim=8)
         for source, given in (("two_hot", ensemble), ("ensemble", None)):
-            gate = UncertaintyGate(ACTIONS, value_source=source)
+            gate = UncertaintyGate(value_source=source)
             parts = {"gate": gate, "mixer": LogitMixer(), "value_ensemble": given}
             with pytest.raises(ValueError, match=f"value_source='{source}'.*value_ensemble with"):
                 LoReActorLoss(stock_loss(tiny_agent()), **parts, multiplier_lr=1e-3)
@@ -942,9 +989,9 @@ def test_gated_terms_are_scaled_by_the_gate():
     off = {"multiplier_lr": 0.0, "prior_weight": 0.7, "bonus_weight": 0.2}
     loss = lore_loss(agent, gate=gate, gated=True, **off)
     log_p = log_policy(agent, td)
-    share = loss.gate.evaluate(log_p).beta.squeeze(-1) / 2.0
+    share = loss.gate.evaluate(loss.mixer.policy.entropy(log_p).detach()).beta.squeeze(-1) / 2.0
     assert share.min() < 0.2 and share.max() > 0.8
-    log_prior = torch.log_softmax(clean_advice(*advice_of(td))[0], -1)
+    log_prior = torch.log_softmax(AdviceBatch.clean(*advice_of(td)).prior_logits, -1)
     kl = (log_prior.exp() * (log_prior - log_p)).sum(-1)
     terms = loss.advice_terms(td)
     torch.testing.assert_close(terms["loss_lore_prior"], 0.7 * weighted(td, share * kl))

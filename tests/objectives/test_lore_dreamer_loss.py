@@ -92,7 +92,7 @@ def imitation_by_hand(loss, result, sample):
 
 
 def rewarded(**kwargs):
-    """A sample whose rewards differ enough for some steps to pay."""
+    """A sample whose rewards differ enough for some steps to gain."""
     sample = tiny_sample(time=8, **kwargs)
     sample["next", "reward"] *= 10.0
     return sample
@@ -105,7 +105,7 @@ def forward(loss, sample, seed=3):
 
 class TestEqualsStock:
     @pytest.mark.parametrize("why", ["weights", "masked", "nan", "no_confidence"])
-    def test_over_several_updates_to_the_bit(self, why):
+    def test_over_several_updates_bitwise(self, why):
         stock = tiny_learner()
         lore = tiny_learner(lore_config(**(OFF if why == "weights" else {})))
         start = weights(stock.loss)
@@ -268,7 +268,7 @@ class TestImitation:
         assert result["lore_imitated"].item() == pytest.approx(1 / (BATCH * TIME))
 
     def test_nothing_is_imitated_at_the_last_posterior_and_before_a_reset(self):
-        """There a critic of minus 17 would make any return pay."""
+        """There a critic of minus 17 would make any return a gain."""
         loss, sample = imitating(scale=1.0).eval(), tiny_sample(mask=False)
         with torch.no_grad():
             bias = loss.actor_loss.value_model[0].module.model[-1].bias
@@ -398,7 +398,7 @@ class TestUnusableRows:
         ],
         ids=str,
     )
-    def test_equal_rows_without_advice_to_the_bit(self, bad):
+    def test_equal_rows_without_advice_bitwise(self, bad):
         lore = lore_config(
             bonus_weight=0.2,
             delta=0.0,
@@ -514,7 +514,7 @@ class TestStepper:
         after = weights(learner.loss)
         assert all(torch.equal(value, after[name]) for name, value in before.items())
 
-    def test_resumes_to_the_bit(self):
+    def test_resumes_bitwise(self):
         config = lore_config(delta=0.0, multiplier_lr=0.1, temperature={"rate": 0.5})
         one, two = tiny_learner(config), tiny_learner(config, seed=9)
         for seed in range(2):
@@ -550,6 +550,49 @@ def test_value_loss_built_with_the_wrapper():
     result, expected = forward(composed, tiny_sample()), forward(parts, tiny_sample())
     assert torch.equal(result["loss_value"], expected["loss_value"])
     assert torch.equal(result["loss_replay_value"], expected["loss_replay_value"])
+
+
+@pytest.mark.parametrize("which", ["config", "imagination"])
+def test_a_stock_checkpoint_loads(which):
+    config = TestCompile.config
+    if which == "imagination":
+        everything = TestCompile.everything
+        config = replace(everything, loss=replace(everything.loss, beta_imagine_max=0.5))
+    stock, lore = tiny_learner(seed=9), tiny_learner(config).loss
+    update(stock, tiny_sample(mask=None))
+    before = {name: value.clone() for name, value in lore.state_dict().items()}
+    acting = lore.actor_loss.actor_loss.actor_model
+    lore.load_stock_state_dict(stock.loss.state_dict())
+    assert lore.actor_loss.actor_loss.actor_model is acting
+    expected = stock.loss.state_dict()
+    found = {
+        name.replace("actor_loss.actor_loss.", "actor_loss.").replace(
+            "actor_model.actor.", "actor_model."
+        ): value
+        for name, value in lore.state_dict().items()
+    }
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    own = {name for name, value in found.items() if name not in expected}
+    after = lore.state_dict()
+    assert own and all(torch.equal(after[name], before[name]) for name in own if name in after)
+    stock_sample = tiny_sample(mask=None)
+    first, second = forward(lore, tiny_sample()), forward(stock.loss, stock_sample)
+    assert torch.equal(first["loss_model_reco"], second["loss_model_reco"])
+    missing = dict(list(expected.items())[1:])
+    with pytest.raises(RuntimeError, match="Missing key"):
+        lore.load_stock_state_dict(missing)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        lore.load_stock_state_dict(expected | {"actor_loss.multiplier": torch.ones(())})
+
+
+def test_a_stock_loss_around_the_wrapper_is_refused():
+    """It would hand over no advice: there was no LoRe term, silently."""
+    learner = tiny_learner(lore_config())
+    actor_loss = copy.deepcopy(learner.loss.actor_loss)
+    actor_loss.composed = False
+    stock = DreamerV3Loss(learner.loss.model_loss, actor_loss, learner.loss.value_loss)
+    with pytest.raises(KeyError, match="use LoReDreamerV3Loss in place of DreamerV3Loss"):
+        forward(stock, tiny_sample())
 
 
 def test_stock_actor_loss_is_refused():

@@ -19,10 +19,8 @@ from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
-from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
-from lore_torchrl.envs.adapter import anchors_of, planner_of
-from lore_torchrl.envs.adapter import build_adapter as build_family
-from lore_torchrl.envs.checks import check_adapter as check_family
+from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, build_adapter, planner_of
+from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
@@ -54,19 +52,19 @@ class Acting:
     late: LateAdvice | None = None
 
 
-def family_of(config: EnvConfig) -> EnvFamily:
+def family_of(config: EnvConfig) -> EnvAdapter:
     """Make the environment family that a configuration names.
 
     Args:
         config: The environment's settings.
     """
-    return build_family(
+    return build_adapter(
         config.family, config.id, max_steps=config.max_steps, options=config.options
     )
 
 
 def build_env_agent(
-    config: TrainConfig, family: EnvFamily, *, device: torch.device | str = "cpu"
+    config: TrainConfig, family: EnvAdapter, *, device: torch.device | str = "cpu"
 ) -> DreamerAgent:
     """Check the environments of a run, and build the agent that fits them.
 
@@ -78,7 +76,7 @@ def build_env_agent(
         device: Where the parameters live. Default: ``"cpu"``.
     """
     lore = config.lore
-    sizes = check_family(
+    sizes = check_adapter(
         family,
         memory=config.env.memory,
         image=sends_image(config),
@@ -91,7 +89,7 @@ def build_env_agent(
 
 def build_acting_env(
     config: TrainConfig,
-    family: EnvFamily,
+    family: EnvAdapter,
     primers: Mapping[str, Any],
     *,
     num_envs: int,
@@ -126,7 +124,7 @@ def build_acting_env(
 
 def build_acting(
     config: TrainConfig,
-    family: EnvFamily,
+    family: EnvAdapter,
     agent: DreamerAgent,
     *,
     num_envs: int,
@@ -200,7 +198,7 @@ def sends_image(config: TrainConfig) -> bool:
 
 
 def _advice_transform(
-    config: TrainConfig, family: EnvFamily, service: AdviceService, beta_key: str
+    config: TrainConfig, family: EnvAdapter, service: AdviceService, beta_key: str
 ) -> AdviceTransform:
     calls, dreamer = config.lore.calls, config.dreamer
     return AdviceTransform(

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lore_torchrl.configs import TrainConfig
-from lore_torchrl.configs.health import HealthConfig
+from lore_torchrl.configs import HealthConfig, TrainConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
 
 # Fewer calls than this say nothing about an advisor.

@@ -21,11 +21,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 from lore_torchrl.configs import DreamerConfig, LoReConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
-from lore_torchrl.dreamer.continuous import check_continuous
 from lore_torchrl.modules import (
-    GaussianDisagreement,
-    GaussianLoReActor,
-    GaussianMixer,
     LatentDisagreement,
     LogitMixer,
     LoReActor,
@@ -34,10 +30,8 @@ from lore_torchrl.modules import (
     UncertaintyGate,
     ValueEnsemble,
 )
-from lore_torchrl.objectives import (
-    LoReActorLoss,
-    LoReDreamerV3Loss,
-)
+from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.policies import CategoricalPolicy, GaussianPolicy, PolicyKind
 
 
 def _settings(config: object, *drop: str) -> dict[str, Any]:
@@ -82,6 +76,29 @@ def build_lore_actor(
     return actor.compile_decision() if config.compile_decision else actor
 
 
+def policy_kind(
+    agent: DreamerAgent,
+    anchors: torch.Tensor | Sequence[Sequence[float]] | None = None,
+    **settings: float,
+) -> PolicyKind:
+    """Return the kind of an agent's policy.
+
+    Args:
+        agent: The agent.
+        anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
+        **settings: For :class:`~lore_torchrl.policies.GaussianPolicy`.
+
+    Raises:
+        ValueError: If actions are continuous and there are no anchors.
+    """
+    if agent.action_bounds is None:
+        return CategoricalPolicy()
+    if anchors is None:
+        raise ValueError("Advice on continuous actions needs the describer's anchors.")
+    bounds, scale_range = agent.action_bounds, agent.actor.scale_range
+    return GaussianPolicy(anchors, bounds=bounds, scale_range=scale_range, **settings)
+
+
 def _build_lore_actor(
     config: LoReConfig,
     agent: DreamerAgent,
@@ -91,22 +108,10 @@ def _build_lore_actor(
     gate_kwargs = _settings(config.gate)
     if gate_kwargs["hysteresis"] is not None:
         gate_kwargs["hysteresis"] = tuple(gate_kwargs["hysteresis"])
+    kind = policy_kind(agent, anchors, min_scale=config.mixer.min_scale)
     aligner = TemperatureAligner(**vars(config.temperature))
-    if agent.action_bounds is None:
-        kind, num_choices, scale_range = LoReActor, agent.num_actions, None
-        mixer = LogitMixer(**_settings(config.mixer, "min_scale"), temperature=aligner)
-    else:
-        check_continuous(config)
-        if anchors is None:
-            raise ValueError("Advice on continuous actions needs the describer's anchors.")
-        kind, num_choices, scale_range = GaussianLoReActor, len(anchors), agent.actor.scale_range
-        mixer = GaussianMixer(
-            anchors,
-            bounds=agent.action_bounds,
-            **_settings(config.mixer, "mode"),
-            temperature=aligner,
-        )
-    gate = UncertaintyGate(agent.num_actions, scale_range=scale_range, **gate_kwargs)
+    mixer = LogitMixer(kind, **_settings(config.mixer, "min_scale"), temperature=aligner)
+    gate = UncertaintyGate(**gate_kwargs)
     # Of the critic only its logits are wanted here, not the decoded value.
     critic: TensorDictModuleBase = agent.value[0]
     sizes = (agent.state_dim, agent.belief_dim)
@@ -114,16 +119,14 @@ def _build_lore_actor(
         critic = ValueEnsemble(*sizes, **vars(config.value_ensemble))
     disagreement = prior_net = None
     if config.gate.disagreement_weight:
-        ensemble, bounds = LatentDisagreement, {}
-        if agent.action_bounds is not None:
-            ensemble, bounds = GaussianDisagreement, {"bounds": agent.action_bounds}
-        settings = vars(config.disagreement) | bounds
-        disagreement = ensemble(*sizes, agent.num_actions, **settings)
+        settings = vars(config.disagreement)
+        disagreement = LatentDisagreement(*sizes, agent.num_actions, **settings)
     if config.prior_net.enabled:
         settings = _settings(config.prior_net, "enabled")
+        num_choices = agent.num_actions if agent.action_bounds is None else len(anchors)
         prior_net = PriorNet(sum(sizes), num_choices, **settings)
     parts = {"disagreement": disagreement, "prior_net": prior_net}
-    actor = kind(agent.actor, gate, mixer, value_model=critic, **parts)
+    actor = LoReActor(agent.actor, gate, mixer, value_model=critic, **parts)
     for part in (gate, mixer, critic, *parts.values()):
         if part is not None:
             part.to(device)

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 
 from lore_torchrl import keys
 from lore_torchrl.functional import log_floor
-from lore_torchrl.functional_gaussian import gaussian_entropy
+from lore_torchrl.policies.gaussian import gaussian_entropy
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:

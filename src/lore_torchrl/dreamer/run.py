@@ -54,7 +54,7 @@ from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, r
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
 from lore_torchrl.dreamer.run_lock import in_own_folder
-from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
+from lore_torchrl.envs.adapter import EnvAdapter
 from lore_torchrl.envs.batch import close_env, seed_all
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.replay import EpisodeReturns, ImitationSampler
@@ -346,7 +346,7 @@ def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
 
 def _evaluate(
     config: TrainConfig,
-    family: EnvFamily,
+    family: EnvAdapter,
     agent: DreamerAgent,
     *,
     stopped: Callable[[], bool] = lambda: False,

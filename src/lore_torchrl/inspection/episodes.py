@@ -19,11 +19,10 @@ from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, f
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
-from lore_torchrl.dreamer.learner import build_learner
-from lore_torchrl.envs.adapter import EnvAdapter as EnvFamily
-from lore_torchrl.envs.adapter import anchors_of, read_row
+from lore_torchrl.dreamer.learner import build_learner, policy_kind
+from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, read_row
 from lore_torchrl.envs.batch import close_env
-from lore_torchrl.modules import GaussianMixer, LogitMixer
+from lore_torchrl.policies import PolicyKind
 
 #: Where the advice of a step came from.
 SOURCES = ("none", "call", "cache", "class", "PriorNet")
@@ -183,7 +182,7 @@ def play(
 
 
 def _restore(
-    config: TrainConfig, family: EnvFamily, path: Path, advisor: Advisor | None
+    config: TrainConfig, family: EnvAdapter, path: Path, advisor: Advisor | None
 ) -> tuple[DreamerAgent, Acting]:
     agent = build_env_agent(config, family)
     acting = build_acting(
@@ -239,7 +238,7 @@ class _Player:
     ) -> None:
         self.describer, self.agent, self.acting = describer, agent, acting
         self.coefficient = coefficient
-        self.mixer = _mixer_of(describer, agent, acting)
+        self.kind = _kind_of(describer, agent, acting)
         acting.policy.eval()
         if acting.bandit is None:
             if coefficient not in (None, 1.0):
@@ -295,19 +294,20 @@ class _Player:
             own = service.find(key, count=False).advice is not None
             return ("cache" if own else "class"), after
         origin = td.get(keys.ORIGIN, None)
-        distilled = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
-        return ("PriorNet" if distilled else "none"), after
+        learned = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
+        return ("PriorNet" if learned else "none"), after
 
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor
         policy = mix = self._choices(td, self.agent.actor[-1].in_keys)
         prior, parts, confidence = None, {}, 0.0
         if actor is not None:
-            mix, why = self._choices(td, self.mixer.out_keys[:-1]), actor.explain(td)
-            parts = {name: float(part) for name, part in why.uncertainty.items()}
+            mix = self._choices(td, self.kind.mix_keys)
+            why, advice = actor.explain(td)
+            parts = {name: float(part) for name, part in why.items()}
             if source != "none":
-                prior = tuple(torch.softmax(why.prior_logits[0], -1).tolist())
-                confidence = float(why.confidence)
+                prior = tuple(torch.softmax(advice.prior_logits[0], -1).tolist())
+                confidence = float(advice.weight)
         value = self.agent.value(td.select("state", "belief"))["state_value"]
 
         def scalar(key: str, default: float) -> float:
@@ -320,7 +320,7 @@ class _Player:
             policy=policy,
             prior=prior,
             mix=mix,
-            action=int(self.mixer.nearest(td["action"][0])),
+            action=int(self.kind.nearest(td["action"][0])),
             exact=() if self.agent.action_bounds is None else tuple(td["action"][0].tolist()),
             source=source,
             confidence=confidence,
@@ -333,22 +333,18 @@ class _Player:
         )
 
     def _choices(self, td: TensorDictBase, policy_keys: Sequence[str]) -> tuple[float, ...]:
-        policy = self.mixer.policy_from(*(td[key][0].float() for key in policy_keys))
-        return tuple(self.mixer.choices(policy).tolist())
+        policy = self.kind.read(*(td[key][0].float() for key in policy_keys))
+        return tuple(self.kind.choices(policy).tolist())
 
 
-def _mixer_of(
-    describer: Describer, agent: DreamerAgent, acting: Acting
-) -> LogitMixer | GaussianMixer:
-    """Return the acting mixer; of a stock agent, one that can read its policy."""
+def _kind_of(describer: Describer, agent: DreamerAgent, acting: Acting) -> PolicyKind:
+    """Return the kind of the acting policy, by which a stock agent's is shown too."""
     if acting.lore_actor is not None:
-        return acting.lore_actor.mixer
-    if agent.action_bounds is None:
-        return LogitMixer()
+        return acting.lore_actor.mixer.policy
     anchors = anchors_of(describer)
-    if anchors is None:
+    if agent.action_bounds is not None and anchors is None:
         raise ValueError(
             f"{type(describer).__name__} has no anchors: a continuous policy is shown by how "
             "likely its actions are to lie nearest to each of them."
         )
-    return GaussianMixer(anchors, bounds=agent.action_bounds)
+    return policy_kind(agent, anchors)

@@ -1,15 +1,13 @@
-"""Modules between the stock actor and the environment: gate, mixer, learnt advice."""
+"""Modules between the stock actor and the environment: gate, mixer, learned advice."""
 
 from __future__ import annotations
 
 from lore_torchrl.modules.actor import LoReActor
+from lore_torchrl.modules.advice import AdviceBatch
 from lore_torchrl.modules.continuous_actor import DreamerV3ContinuousActor
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
 from lore_torchrl.modules.gate import UncertaintyGate
-from lore_torchrl.modules.gaussian_actor import GaussianLoReActor
-from lore_torchrl.modules.gaussian_disagreement import GaussianDisagreement
-from lore_torchrl.modules.gaussian_mixing import Gaussian, GaussianMixer, MixedGaussian
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
@@ -18,16 +16,12 @@ from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 __all__ = [
+    "AdviceBatch",
     "DreamerV3ContinuousActor",
-    "Gaussian",
-    "GaussianDisagreement",
-    "GaussianLoReActor",
-    "GaussianMixer",
     "ImaginationActor",
     "LatentDisagreement",
     "LoReActor",
     "LogitMixer",
-    "MixedGaussian",
     "Mixture",
     "PriorNet",
     "RunningScale",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from tensordict import NestedKey
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -55,10 +52,7 @@ class DreamerV3ContinuousActor(ProbabilisticTensorDictSequential):
         scale_range: :math:`(\sigma_{\min}, \sigma_{\max})`. Default: ``(0.1, 1.0)``.
         depth: Hidden layers. Default: ``2``.
         num_cells: Width of each. Default: ``64``.
-        norm_eps: Epsilon of the RMS normalisation. Default: ``1e-4``.
-        in_keys: State and belief. Default: ``("state", "belief")``.
-        action_key: Default: ``"action"``.
-        log_prob_key: Default: ``"action_log_prob"``.
+        norm_eps: Epsilon of the RMS normalization. Default: ``1e-4``.
 
     Raises:
         ValueError: If the bounds are not finite or in order, or a number is out of range.
@@ -81,9 +75,6 @@ class DreamerV3ContinuousActor(ProbabilisticTensorDictSequential):
         depth: int = 2,
         num_cells: int = 64,
         norm_eps: float = 1e-4,
-        in_keys: Sequence[NestedKey] = ("state", "belief"),
-        action_key: NestedKey = "action",
-        log_prob_key: NestedKey = "action_log_prob",
     ) -> None:
         if low.ndim != 1 or low.shape != high.shape or not (low < high).all():
             raise ValueError(
@@ -101,17 +92,17 @@ class DreamerV3ContinuousActor(ProbabilisticTensorDictSequential):
         super().__init__(
             TensorDictModule(
                 _GaussianNet(network, scale_range),
-                in_keys=list(in_keys),
+                in_keys=["state", "belief"],
                 out_keys=["loc", "scale"],
             ),
             ProbabilisticTensorDictModule(
                 in_keys=["loc", "scale"],
-                out_keys=[action_key],
+                out_keys=["action"],
                 distribution_class=TanhNormal,
                 distribution_kwargs={"low": low, "high": high},
                 default_interaction_type=InteractionType.RANDOM,
                 return_log_prob=True,
-                log_prob_key=log_prob_key,
+                log_prob_key="action_log_prob",
             ),
         )
         self.scale_range = scale_range

@@ -3,62 +3,42 @@
 from __future__ import annotations
 
 import torch
-from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from lore_torchrl.functional import ensemble_variance, masked_mean
 from lore_torchrl.modules.batched_mlp import BatchedMLP
 
 
-class LatentDisagreement(TensorDictModuleBase):
+class LatentDisagreement(nn.Module):
     r"""Predict the next stochastic latent :math:`K` times and measure the spread.
 
     .. math::
-        D(s, h) = \sum_a \pi(a)\, \frac{1}{S} \sum_{d=1}^{S}
-            \mathrm{Var}_k\bigl[f_k(s, h, a)_d\bigr]
+        D(s, h, a) = \frac{1}{S} \sum_{d=1}^{S} \mathrm{Var}_k\bigl[f_k(s, h, a)_d\bigr]
 
     over stochastic state :math:`s`, belief :math:`h` and the members :math:`f_k`, which
     start independently and learn the same data (:meth:`loss`). Where there was data they
     come to agree; elsewhere they do not. :math:`\mathrm{Var}_k` is the population variance,
-    divided by :math:`K`. Plan2Explore: https://arxiv.org/abs/2005.05960. For continuous actions
-    see :class:`~lore_torchrl.modules.GaussianDisagreement`.
-
-    All actions are evaluated in one batch. An action is one-hot, so its part of the first
-    layer is a row of the weight: the product with state and belief is done once, whatever
-    the number of actions.
+    divided by :math:`K`. Plan2Explore: https://arxiv.org/abs/2005.05960.
 
     Args:
         state_dim: Size :math:`S` of the flattened stochastic state.
         belief_dim: Size of the belief.
-        num_actions: Number of actions :math:`A`.
+        num_actions: Number of actions :math:`A`, or of their dimensions.
 
     Keyword Args:
         num_members: :math:`K`, at least 2. Default: ``5``.
         hidden_dim: Width of the hidden layers. Default: ``64``.
         depth: Number of hidden layers, at least 1. Default: ``2``.
-        state_key: Default: ``"state"``.
-        belief_key: Default: ``"belief"``.
-        logits_key: Policy logits ``[*B, A]``, which need not be normalised.
-            Default: ``"logits"``.
-        out_key: Disagreement ``[*B, 1]``. Default: ``"disagreement"``.
 
     Raises:
-        ValueError: If there are fewer than two members or actions, or a size is not
-            positive.
+        ValueError: If there are fewer than two members, or a size is not positive.
 
     Examples:
-        >>> from tensordict import TensorDict
         >>> ensemble = LatentDisagreement(4, 2, 3, hidden_dim=8)
-        >>> td = TensorDict(
-        ...     state=torch.ones(5, 4), belief=torch.ones(5, 2), logits=torch.zeros(5, 3),
-        ...     batch_size=[5],
-        ... )
-        >>> ensemble(td)["disagreement"].shape
+        >>> uniform = torch.zeros(5, 3).log_softmax(-1)
+        >>> ensemble.expected(torch.ones(5, 4), torch.ones(5, 2), uniform).shape
         torch.Size([5, 1])
     """
-
-    _least_actions = 2
 
     def __init__(
         self,
@@ -69,19 +49,12 @@ class LatentDisagreement(TensorDictModuleBase):
         num_members: int = 5,
         hidden_dim: int = 64,
         depth: int = 2,
-        state_key: NestedKey = "state",
-        belief_key: NestedKey = "belief",
-        logits_key: NestedKey = "logits",
-        out_key: NestedKey = "disagreement",
     ):
         super().__init__()
-        for name, size in (("state_dim", state_dim), ("belief_dim", belief_dim)):
+        sizes = {"state_dim": state_dim, "belief_dim": belief_dim, "num_actions": num_actions}
+        for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} must be positive, got {size}.")
-        if num_actions < self._least_actions:
-            raise ValueError(
-                f"num_actions must be at least {self._least_actions}, got {num_actions}."
-            )
         self.state_dim = state_dim
         self.belief_dim = belief_dim
         self.num_actions = num_actions
@@ -92,8 +65,7 @@ class LatentDisagreement(TensorDictModuleBase):
             hidden_dim=hidden_dim,
             depth=depth,
         )
-        self.in_keys = [state_key, belief_key, logits_key]
-        self.out_keys = [out_key]
+        self.in_keys = ["state", "belief"]
 
     def predict(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
         """Return the members' predictions of the next stochastic state.
@@ -109,18 +81,37 @@ class LatentDisagreement(TensorDictModuleBase):
         return self.network(torch.cat((state, belief, action), -1).float())
 
     @torch.no_grad()
-    def disagreement(self, state: Tensor, belief: Tensor, log_p: Tensor) -> Tensor:
-        """Return the disagreement that the policy has to expect, without gradient.
+    def at(self, state: Tensor, belief: Tensor, action: Tensor) -> Tensor:
+        """Return the disagreement :math:`D(s, h, a)`, without gradient.
 
         Args:
             state: Shape ``[*B, S]``.
             belief: Shape ``[*B, belief_dim]``.
-            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            action: As the environment gets it, floating point, shape ``[*B, A]``.
 
         Returns:
             Disagreement with shape ``[*B, 1]``, float32.
         """
         # In bfloat16 the rounding of the members would be larger than what sets them apart.
+        with torch.autocast(state.device.type, enabled=False):
+            out = self.predict(state.float(), belief.float(), action)
+            return ensemble_variance(out).mean(-1, keepdim=True)
+
+    @torch.no_grad()
+    def expected(self, state: Tensor, belief: Tensor, log_p: Tensor) -> Tensor:
+        r"""Return :math:`\sum_a \pi(a)\, D(s, h, a)` over all one-hot actions, without gradient.
+
+        They are evaluated in one batch. The part that a one-hot action has in the first layer is a
+        row of the weight: the product with state and belief is done once, whatever their number.
+
+        Args:
+            state: Shape ``[*B, S]``.
+            belief: Shape ``[*B, belief_dim]``.
+            log_p: Normalized policy log-probabilities, shape ``[*B, A]``.
+
+        Returns:
+            Disagreement with shape ``[*B, 1]``, float32.
+        """
         with torch.autocast(state.device.type, enabled=False):
             features = torch.cat((state, belief), -1).float()
             num_members, num_features = self.network.num_members, features.shape[-1]
@@ -177,9 +168,3 @@ class LatentDisagreement(TensorDictModuleBase):
             "loss_disagreement": masked_mean(error, counted),
             "disagreement": masked_mean(spread, counted),
         }
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the disagreement of the policy's next step."""
-        state, belief, logits = (tensordict.get(key) for key in self.in_keys)
-        log_p = torch.log_softmax(logits, -1)
-        return tensordict.set(self.out_keys[0], self.disagreement(state, belief, log_p))

@@ -29,10 +29,8 @@ class ValidEGreedyModule(EGreedyModule):
         eps_init: First :math:`\varepsilon`. Default: ``0.3``.
         eps_end: Last :math:`\varepsilon`. Default: ``0.1``.
         annealing_num_steps: Frames between the two. Default: ``10_000``.
-        action_key: Default: ``"action"``.
         action_mask_key: Valid actions, boolean ``[*B, A]``; ``None`` for continuous ones, or
             where all are valid. Default: ``"action_mask"``.
-        source_key: Default: ``"lore_source"``.
 
     Raises:
         ValueError: If an epsilon lies outside ``[0, 1]``, grows, or the length is not positive,
@@ -46,9 +44,7 @@ class ValidEGreedyModule(EGreedyModule):
         eps_init: float = 0.3,
         eps_end: float = 0.1,
         annealing_num_steps: int = 10_000,
-        action_key: NestedKey = "action",
         action_mask_key: NestedKey | None = "action_mask",
-        source_key: NestedKey = keys.SOURCE,
     ):
         if not 0 <= eps_end <= eps_init <= 1:
             raise ValueError(
@@ -66,25 +62,23 @@ class ValidEGreedyModule(EGreedyModule):
             eps_init=float(eps_init),
             eps_end=float(eps_end),
             annealing_num_steps=annealing_num_steps,
-            action_key=action_key,
             action_mask_key=action_mask_key,
         )
-        self.source_key = source_key
-        self.out_keys = [*self.out_keys, source_key]
+        self.out_keys = [*self.out_keys, keys.SOURCE]
 
     def anneal(self, frames: int) -> None:
         """Set epsilon to its value after ``frames`` frames in all."""
-        share = min(frames / self.annealing_num_steps, 1.0)
-        self.eps.copy_(self.eps_init + (self.eps_end - self.eps_init) * share)
+        progress = min(frames / self.annealing_num_steps, 1.0)
+        self.eps.copy_(self.eps_init + (self.eps_end - self.eps_init) * progress)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace actions at random and mark the rows where that changed something."""
         before = tensordict.get(self.action_key)
         super().forward(tensordict)
         changed = (tensordict.get(self.action_key) != before).any(-1, keepdim=True)
-        source = tensordict.get(self.source_key, None)
+        source = tensordict.get(keys.SOURCE, None)
         if source is None:  # a policy without advice, such as the stock actor
             source = torch.full_like(changed, keys.SOURCE_POLICY, dtype=torch.long)
         random = torch.full_like(source, keys.SOURCE_RANDOM)
-        tensordict.set(self.source_key, torch.where(changed, random, source))
+        tensordict.set(keys.SOURCE, torch.where(changed, random, source))
         return tensordict

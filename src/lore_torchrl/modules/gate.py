@@ -7,20 +7,18 @@ from typing import Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
-from lore_torchrl.functional import log_floor, max_entropy, two_hot_variance
-from lore_torchrl.functional_gaussian import scale_entropy
+from lore_torchrl.functional import two_hot_variance
 from lore_torchrl.modules.running_scale import RunningScale
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
 _SYMLOG_RANGE = (-20.0, 20.0)
 
-# Disagreement is a mean over the entries of the latent, and falls below 1e-3 as they are learnt.
+# Disagreement is a mean over the entries of the latent, and falls below 1e-3 as they are learned.
 _LEAST_DISAGREEMENT = 1e-6
 
 
@@ -32,7 +30,7 @@ class GateOutput(NamedTuple):
     active: Tensor
 
 
-class UncertaintyGate(TensorDictModuleBase):
+class UncertaintyGate(nn.Module):
     r"""Turn the agent's uncertainty into a weight for the advice.
 
     .. math::
@@ -40,29 +38,20 @@ class UncertaintyGate(TensorDictModuleBase):
                   {w_H + w_V + w_D} \in [0, 1] \\
         \beta &= \beta_{\max}\, \sigma(\kappa (u - \tau))
 
-    :math:`\hat H = H / \log A` needs no statistics: its maximum is known, and a moving
+    The normalized entropy :math:`\hat H` is computed by the kind of policy
+    (:meth:`~lore_torchrl.policies.PolicyKind.entropy`), by its known maximum: a moving
     scale would hide the very fall in entropy that should shut the gate. The variance of
     the value, in symlog units, comes from the critic's own two-hot distribution or from a
     :class:`~lore_torchrl.modules.ValueEnsemble`; it and the disagreement are divided by a
     :class:`RunningScale`, of at least 1e-3 and 1e-6. Disagreement as in `Plan2Explore
     <https://arxiv.org/abs/2005.05960>`_; a weight of zero costs no compute.
 
-    With ``scale_range`` the policy is Gaussian: its :math:`\hat H` is
-    :func:`~lore_torchrl.functional_gaussian.scale_entropy`, its entropy (before the tanh of a
-    bounded policy) between that of the least and that of the greatest scale, and the methods
-    take its scale ``[*B, A]`` where they say log-probabilities.
-
     With ``hysteresis=(low, high)`` an environment's gate opens when :math:`u` reaches
     ``high`` and shuts when it falls below ``low``; between them it stays as it was. That
     memory travels in the tensordict (see :meth:`make_tensordict_primer`); without it, as
     in a loss, a gate counts as open from ``low`` on.
 
-    Args:
-        num_actions: Number of actions :math:`A`; with ``scale_range``, of their dimensions.
-
     Keyword Args:
-        scale_range: Least and greatest scale of a Gaussian policy; ``None`` for a categorical
-            one. Default: ``None``.
         beta_max: Largest weight :math:`\beta_{\max}`; ``0`` switches advice off.
             A buffer: ``fill_`` it to schedule it. Default: ``1.0``.
         kappa: Steepness :math:`\kappa`. Default: ``10.0``.
@@ -76,24 +65,17 @@ class UncertaintyGate(TensorDictModuleBase):
         dropout: Probability that a row's :math:`\beta` is zeroed, in training only.
             Default: ``0.0``.
         scale_decay: Forgetting of the running scales. Default: ``0.995``.
-        value_source: ``"two_hot"`` computes the variance from the critic's logits;
-            ``"ensemble"`` takes it as given, from ``value_variance_key``.
-            Default: ``"two_hot"``.
-        logits_key: Policy logits, or scale, ``[*B, A]``. Default: ``"logits"``.
-        value_logits_key: Two-hot value logits, ``[*B, K]``. Default: ``"state_value_logits"``.
-        value_variance_key: Variance of the value, ``[*B, 1]``; with
-            ``value_source="ensemble"`` it is read in place of the logits, and the attribute
-            ``value_logits_key`` names it. Default: ``"value_variance"``.
-        disagreement_key: ``[*B, 1]``. Default: ``"disagreement"``.
+        value_source: ``"two_hot"`` computes the variance from the critic's logits ``[*B, K]``;
+            ``"ensemble"`` takes it as given, ``[*B, 1]``. Default: ``"two_hot"``.
+        value_key: Entry in which the critic or the ensemble writes them. Default: ``None``,
+            ``"state_value_logits"`` or ``"value_variance"``.
 
     Raises:
         ValueError: If a weight is negative, all are zero, or another value is out of range.
 
     Examples:
-        >>> from tensordict import TensorDict
-        >>> gate = UncertaintyGate(4, value_weight=0.0, kappa=20.0)
-        >>> td = TensorDict(logits=torch.tensor([[0.0] * 4, [50.0, 0, 0, 0]]), batch_size=[2])
-        >>> gate(td)["lore_beta"].round(decimals=2).flatten().tolist()
+        >>> gate = UncertaintyGate(value_weight=0.0, kappa=20.0)
+        >>> gate.evaluate(torch.tensor([[1.0], [0.0]])).beta.round(decimals=2).flatten().tolist()
         [1.0, 0.0]
     """
 
@@ -102,9 +84,7 @@ class UncertaintyGate(TensorDictModuleBase):
 
     def __init__(
         self,
-        num_actions: int,
         *,
-        scale_range: tuple[float, float] | None = None,
         beta_max: float = 1.0,
         kappa: float = 10.0,
         tau: float = 0.5,
@@ -116,20 +96,9 @@ class UncertaintyGate(TensorDictModuleBase):
         dropout: float = 0.0,
         scale_decay: float = 0.995,
         value_source: Literal["two_hot", "ensemble"] = "two_hot",
-        logits_key: NestedKey = "logits",
-        value_logits_key: NestedKey = "state_value_logits",
-        value_variance_key: NestedKey = "value_variance",
-        disagreement_key: NestedKey = "disagreement",
-        uncertainty_key: NestedKey = keys.UNCERTAINTY,
-        beta_key: NestedKey = keys.BETA,
-        gate_key: str = keys.GATE,
+        value_key: NestedKey | None = None,
     ):
         super().__init__()
-        least = 2 if scale_range is None else 1
-        if num_actions < least:
-            raise ValueError(f"num_actions must be at least {least}, got {num_actions}.")
-        if scale_range is not None and not 0 < scale_range[0] < scale_range[1]:
-            raise ValueError(f"scale_range needs 0 < low < high, got {scale_range}.")
         weights = {
             "entropy_weight": entropy_weight,
             "value_weight": value_weight,
@@ -141,26 +110,21 @@ class UncertaintyGate(TensorDictModuleBase):
         total = sum(weights.values())
         if not total > 0:
             raise ValueError(f"At least one of {', '.join(weights)} must be positive.")
-        if not 0 <= beta_max < math.inf:
-            raise ValueError(f"beta_max must be finite and not negative, got {beta_max}.")
-        if not 0 < kappa < math.inf:
-            raise ValueError(f"kappa must be positive and finite, got {kappa}.")
-        if not math.isfinite(tau):
-            raise ValueError(f"tau must be finite, got {tau}.")
         if hysteresis is not None and not 0 <= hysteresis[0] <= hysteresis[1] <= 1:
             raise ValueError(f"hysteresis needs 0 <= low <= high <= 1, got {hysteresis}.")
-        if not 0 <= warmup_steps < math.inf:
-            raise ValueError(f"warmup_steps must be finite and >= 0, got {warmup_steps}.")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
+        for name, value, holds in (
+            ("beta_max must be finite and not negative", beta_max, 0 <= beta_max < math.inf),
+            ("kappa must be positive and finite", kappa, 0 < kappa < math.inf),
+            ("tau must be finite", tau, math.isfinite(tau)),
+            ("warmup_steps must be finite and >= 0", warmup_steps, 0 <= warmup_steps < math.inf),
+            ("dropout must lie in [0, 1)", dropout, 0 <= dropout < 1),
+        ):
+            if not holds:
+                raise ValueError(f"{name}, got {value}.")
         if value_source not in ("two_hot", "ensemble"):
             raise ValueError(f"value_source must be 'two_hot' or 'ensemble', got {value_source!r}.")
-        if value_source == "ensemble":
-            value_logits_key = value_variance_key
-        self.num_actions = num_actions
-        self.scale_range = scale_range
-        # What the entropy is divided by; that of a scale is between 0 and 1 already.
-        self.largest_entropy = max_entropy(num_actions) if scale_range is None else 1.0
+        if value_key is None:
+            value_key = "state_value_logits" if value_source == "two_hot" else "value_variance"
         self.kappa = kappa
         self.tau = tau
         self.entropy_weight = entropy_weight / total
@@ -176,18 +140,10 @@ class UncertaintyGate(TensorDictModuleBase):
             self.value_scale = RunningScale(decay=scale_decay)
         if disagreement_weight:
             self.disagreement_scale = RunningScale(decay=scale_decay, floor=_LEAST_DISAGREEMENT)
-        self.logits_key = logits_key
-        self.value_logits_key = value_logits_key
-        self.disagreement_key = disagreement_key
-        self.gate_key = gate_key
-        self.in_keys = [logits_key]
-        if value_weight:
-            self.in_keys.append(value_logits_key)
-        if disagreement_weight:
-            self.in_keys.append(disagreement_key)
-        self.out_keys = [uncertainty_key, beta_key]
+        self.value_key = value_key
+        self.out_keys = [keys.UNCERTAINTY, keys.BETA]
         if hysteresis is not None:
-            self.out_keys.append(("next", gate_key))
+            self.out_keys.append(("next", keys.GATE))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """Return the transform that carries the hysteresis from step to step.
@@ -195,59 +151,73 @@ class UncertaintyGate(TensorDictModuleBase):
         Needed only with ``hysteresis``; append it to the environment that acts.
         """
         return TensorDictPrimer(
-            {self.gate_key: Binary(1, dtype=torch.bool)},
+            {keys.GATE: Binary(1, dtype=torch.bool)},
             random=False,
             default_value=0,
             expand_specs=True,
         )
 
-    def _parts(
-        self, log_p: Tensor, value_logits: Tensor | None, disagreement: Tensor | None
+    def _variance(self, value_logits: Tensor | None) -> Tensor | None:
+        """Return the variance of the value, ``[*B, 1]``, of what the critic or ensemble wrote."""
+        if value_logits is None or self.value_source == "ensemble":
+            return value_logits
+        if value_logits.shape[-1] < 2:
+            raise ValueError(
+                "value_source='two_hot' needs logits of at least 2 bins, [*B, K], got "
+                f"{tuple(value_logits.shape)}: set value_weight=0 for a critic without."
+            )
+        num_bins = value_logits.shape[-1]
+        bins = torch.linspace(*_SYMLOG_RANGE, num_bins, device=value_logits.device)
+        return two_hot_variance(value_logits, bins)
+
+    def _weighed(self, name: str, value: Tensor | None, like: Tensor, update: bool) -> Tensor:
+        """Bring a part onto a scale from 0 to 1, and weigh it."""
+        if value is None or value.shape != like.shape:
+            raise ValueError(
+                f"{name}_weight > 0 needs one number a state, {tuple(like.shape)}, got "
+                f"{None if value is None else tuple(value.shape)}."
+            )
+        scale = getattr(self, f"{name}_scale")
+        if update:
+            scale.update(value)
+        return getattr(self, f"{name}_weight") * scale(value)
+
+    @torch.no_grad()
+    def contributions(
+        self,
+        entropy: Tensor,
+        value_logits: Tensor | None = None,
+        disagreement: Tensor | None = None,
+        *,
+        update: bool = False,
     ) -> dict[str, Tensor]:
+        """Return what each part adds to the uncertainty, by its name, each ``[*B, 1]``.
+
+        Args:
+            entropy: As in :meth:`evaluate`.
+            value_logits: As in :meth:`evaluate`.
+            disagreement: As in :meth:`evaluate`.
+            update: As in :meth:`evaluate`.
+        """
+        if entropy.shape[-1] != 1:
+            raise ValueError(
+                "The gate takes the normalized entropy of the policy, [*B, 1], got "
+                f"{tuple(entropy.shape)}."
+            )
         parts = {}
         if self.entropy_weight:
-            if self.scale_range is None:
-                parts["entropy"] = -(log_p.exp() * log_p).sum(-1, keepdim=True)
-            else:
-                parts["entropy"] = scale_entropy(log_p, *self.scale_range)
+            parts["entropy"] = self.entropy_weight * entropy
         if self.value_weight:
-            if value_logits is None:
-                raise KeyError(
-                    f"value_weight > 0 needs {self.value_logits_key!r}: pass value_model to the "
-                    "mixing actor, or set value_weight=0."
-                )
-            if self.value_source == "ensemble":
-                if value_logits.shape[-1] != 1:
-                    raise ValueError(
-                        "value_source='ensemble' needs the variance of the value, [*B, 1], got "
-                        f"{tuple(value_logits.shape)}: pass a ValueEnsemble as value_model."
-                    )
-                parts["value"] = value_logits
-            else:
-                if value_logits.shape[-1] < 2:
-                    raise ValueError(
-                        "value_source='two_hot' needs logits of at least 2 bins, [*B, K], got "
-                        f"{tuple(value_logits.shape)}: set value_weight=0 for a critic without."
-                    )
-                bins = torch.linspace(*_SYMLOG_RANGE, value_logits.shape[-1], device=log_p.device)
-                parts["value"] = two_hot_variance(value_logits, bins)
+            variance = self._variance(value_logits)
+            parts["value"] = self._weighed("value", variance, entropy, update)
         if self.disagreement_weight:
-            if disagreement is None:
-                raise KeyError(
-                    f"disagreement_weight > 0 needs {self.disagreement_key!r} in the tensordict."
-                )
-            if disagreement.shape != log_p[..., :1].shape:
-                raise ValueError(
-                    f"disagreement must be {tuple(log_p[..., :1].shape)}, one number a state, got "
-                    f"{tuple(disagreement.shape)}."
-                )
-            parts["disagreement"] = disagreement
+            parts["disagreement"] = self._weighed("disagreement", disagreement, entropy, update)
         return parts
 
     @torch.no_grad()
     def evaluate(
         self,
-        log_p: Tensor,
+        entropy: Tensor,
         value_logits: Tensor | None = None,
         disagreement: Tensor | None = None,
         was_active: Tensor | None = None,
@@ -257,23 +227,18 @@ class UncertaintyGate(TensorDictModuleBase):
         """Compute the gate on tensors, without dropout.
 
         Args:
-            log_p: Normalised policy log-probabilities, shape ``[*B, A]``.
+            entropy: Normalized entropy of the policy, 0 to 1, shape ``[*B, 1]``.
             value_logits: Needed where ``value_weight > 0``, shape ``[*B, K]``; with
                 ``value_source="ensemble"`` the variance itself, shape ``[*B, 1]``.
             disagreement: Needed where ``disagreement_weight > 0``, shape ``[*B, 1]``.
             was_active: Hysteresis state, boolean ``[*B, 1]``; ``None`` where unknown.
             update: Also update the running scales. Default: ``False``.
+
+        Raises:
+            ValueError: If a part is missing or has another shape.
         """
-        parts = self._parts(log_p, value_logits, disagreement)
-        uncertainty = 0.0
-        for name, part in parts.items():
-            if name == "entropy":
-                uncertainty = self.entropy_weight / self.largest_entropy * part
-                continue
-            scale = getattr(self, f"{name}_scale")
-            if update:
-                scale.update(part)
-            uncertainty = uncertainty + getattr(self, f"{name}_weight") * scale(part)
+        parts = self.contributions(entropy, value_logits, disagreement, update=update)
+        uncertainty = sum(parts.values())
         beta = self.beta_max * torch.sigmoid(self.kappa * (uncertainty - self.tau))
         if self.warmup_steps:
             beta = beta * (self.steps / self.warmup_steps).clamp(max=1.0)
@@ -287,53 +252,21 @@ class UncertaintyGate(TensorDictModuleBase):
             beta = torch.where(active, beta, torch.zeros_like(beta))
         return GateOutput(uncertainty, beta, active)
 
-    @torch.no_grad()
-    def shares(
-        self, log_p: Tensor, value_logits: Tensor | None = None, disagreement: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Return what each part adds to the uncertainty, by its name, each ``[*B, 1]``.
-
-        Their sum is :attr:`GateOutput.uncertainty`. For showing; no statistic changes.
-
-        Args:
-            log_p: As in :meth:`evaluate`.
-            value_logits: As in :meth:`evaluate`.
-            disagreement: As in :meth:`evaluate`.
-        """
-        parts = self._parts(log_p, value_logits, disagreement)
-        shares = {}
-        for name, part in parts.items():
-            if name == "entropy":
-                scaled = part / self.largest_entropy
-            else:
-                scaled = getattr(self, f"{name}_scale")(part)
-            shares[name] = getattr(self, f"{name}_weight") * scaled
-        return shares
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the uncertainty and the weight; in training, update the statistics."""
-        policy = tensordict.get(self.logits_key)
-        log_p = log_floor(policy.log_softmax(-1)) if self.scale_range is None else policy
-        value_logits = tensordict.get(self.value_logits_key, None) if self.value_weight else None
-        self.write(tensordict, self.step(log_p, value_logits, *self.carried(tensordict)))
-        return tensordict
-
-    def carried(self, tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-        """Read what no network of the actor computes: disagreement and hysteresis state."""
-        return (
-            tensordict.get(self.disagreement_key, None) if self.disagreement_weight else None,
-            tensordict.get(self.gate_key, None) if self.hysteresis is not None else None,
-        )
+    def carried(self, tensordict: TensorDictBase) -> Tensor | None:
+        """Read the hysteresis state, if there is one."""
+        return None if self.hysteresis is None else tensordict.get(keys.GATE, None)
 
     def step(
         self,
-        log_p: Tensor,
+        entropy: Tensor,
         value_logits: Tensor | None = None,
         disagreement: Tensor | None = None,
         was_active: Tensor | None = None,
     ) -> GateOutput:
         """Evaluate for acting: in training, with dropout and with updated statistics."""
-        output = self.evaluate(log_p, value_logits, disagreement, was_active, update=self.training)
+        output = self.evaluate(
+            entropy, value_logits, disagreement, was_active, update=self.training
+        )
         if self.training:
             self.steps.add_(1)
             if self.dropout:
@@ -343,7 +276,6 @@ class UncertaintyGate(TensorDictModuleBase):
 
     def write(self, tensordict: TensorDictBase, output: GateOutput) -> None:
         """Write an evaluation under the output keys."""
-        tensordict.set(self.out_keys[0], output.uncertainty)
-        tensordict.set(self.out_keys[1], output.beta)
-        if self.hysteresis is not None:
-            tensordict.set(self.out_keys[2], output.active)
+        # Without hysteresis there is no entry for the last.
+        for key, value in zip(self.out_keys, output, strict=False):
+            tensordict.set(key, value)

@@ -7,7 +7,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
-from lore_torchrl.modules.gaussian_mixing import GaussianMixer
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 
@@ -25,7 +24,7 @@ class ImaginationActor(TensorDictModuleBase):
     actor alone; advice and weight are constants.
 
     Args:
-        actor: Stock actor over ``state`` and ``belief``, of the mixer's kind.
+        actor: Stock actor over ``state`` and ``belief``, of the mixer's kind of policy.
         prior_net: The only advisor that imagined states have.
         mixer: Mixes within its bound.
 
@@ -42,7 +41,7 @@ class ImaginationActor(TensorDictModuleBase):
         self,
         actor: ProbabilisticTensorDictSequential,
         prior_net: PriorNet,
-        mixer: LogitMixer | GaussianMixer,
+        mixer: LogitMixer,
         *,
         beta_max: float,
     ):
@@ -57,19 +56,18 @@ class ImaginationActor(TensorDictModuleBase):
 
     @torch.no_grad()
     def advice(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return PriorNet's tempered logits ``[*B, A]`` and their weight ``[*B, 1]``."""
-        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
-        logits, sure = self.prior_net.stand_in(*latent)
-        prior = torch.nan_to_num(self.mixer.temper(logits), nan=0.0, posinf=0.0, neginf=0.0)
-        return prior, self.beta_max * sure
+        """Return PriorNet's tempered logits ``[*B, K]`` and their weight ``[*B, 1]``."""
+        own = self.prior_net.fallback(*(tensordict.get(key) for key in self.prior_net.in_keys))
+        return self.mixer.temper(own.prior_logits), self.beta_max * own.weight
 
     def _mixed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Run the actor's network, and put the mixture in the place of its policy."""
         advice = self.advice(tensordict)
         tensordict = self.actor.det_part(tensordict)
-        policy_keys = self.actor[-1].in_keys
-        policy = self.mixer.policy_from(*(tensordict.get(key) for key in policy_keys))
-        for key, value in zip(policy_keys, self.mixer.combine(policy, *advice), strict=True):
+        policy_keys, kind = self.actor[-1].in_keys, self.mixer.policy
+        policy = kind.read(*(tensordict.get(key) for key in policy_keys))
+        mixed = kind.entries(self.mixer.combine(policy, *advice))
+        for key, value in zip(policy_keys, mixed, strict=True):
             tensordict.set(key, value)
         return tensordict
 

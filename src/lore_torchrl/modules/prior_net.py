@@ -1,35 +1,17 @@
-"""What all advice so far says about a latent state, learnt."""
+"""What all advice so far says about a latent state, learned."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.modules import DreamerV3MLP
 
 from lore_torchrl import keys
-from lore_torchrl.functional import categorical_kl, clean_advice, masked_mean
+from lore_torchrl.functional import categorical_kl, masked_mean
+from lore_torchrl.modules.advice import AdviceBatch
 
 
-class FilledAdvice(NamedTuple):
-    """What :meth:`PriorNet.fill` returns.
-
-    The completed advice, ``[*B, A]``, ``[*B, 1]`` and ``[*B, 1]``; ``learnt`` ``[*B, 1]``,
-    true where it comes from the network; and ``sure`` ``[*B, 1]``, the network's confidence
-    everywhere.
-    """
-
-    prior_logits: Tensor
-    confidence: Tensor
-    mask: Tensor
-    learnt: Tensor
-    sure: Tensor
-
-
-class PriorNet(TensorDictModuleBase):
+class PriorNet(nn.Module):
     r"""Predict the advisor's prior and how far the prediction can be relied on.
 
     .. math::
@@ -48,23 +30,17 @@ class PriorNet(TensorDictModuleBase):
     Keyword Args:
         depth: Hidden layers. Default: ``2``.
         num_cells: Width of each. Default: ``64``.
-        norm_eps: Epsilon of the RMS normalisation. Default: ``1e-4``.
-        threshold: Least confidence at which :meth:`fill` uses a prediction, in ``[0, 1]``.
+        threshold: Least confidence at which a prediction is used, in ``[0, 1]``.
             Default: ``0.7``.
-        state_key: Default: ``"state"``.
-        belief_key: Default: ``"belief"``.
-        logits_key: Default: ``"prior_net_logits"``.
-        confidence_key: Default: ``"prior_net_confidence"``.
 
     Raises:
         ValueError: If ``threshold`` is outside ``[0, 1]`` or a size is not positive.
 
     Examples:
-        >>> from tensordict import TensorDict
         >>> net = PriorNet(6, 3, num_cells=8)
-        >>> td = TensorDict(state=torch.zeros(2, 4), belief=torch.zeros(2, 2), batch_size=[2])
-        >>> net(td)["prior_net_logits"].shape, net(td)["prior_net_confidence"].shape
-        (torch.Size([2, 3]), torch.Size([2, 1]))
+        >>> logits, confidence = net.advise(torch.zeros(2, 4), torch.zeros(2, 2))
+        >>> logits.shape, confidence.flatten().tolist()
+        (torch.Size([2, 3]), [0.5, 0.5])
     """
 
     def __init__(
@@ -74,12 +50,7 @@ class PriorNet(TensorDictModuleBase):
         *,
         depth: int = 2,
         num_cells: int = 64,
-        norm_eps: float = 1e-4,
         threshold: float = 0.7,
-        state_key: NestedKey = "state",
-        belief_key: NestedKey = "belief",
-        logits_key: NestedKey = keys.PRIOR_NET_LOGITS,
-        confidence_key: NestedKey = keys.PRIOR_NET_CONFIDENCE,
     ):
         super().__init__()
         if not 0 <= threshold <= 1:
@@ -97,10 +68,10 @@ class PriorNet(TensorDictModuleBase):
         self.threshold = threshold
         # Zero output: no opinion and a confidence of one half before the first advice.
         self.network = DreamerV3MLP(
-            in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=norm_eps
+            in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=1e-4
         )
-        self.in_keys = [state_key, belief_key]
-        self.out_keys = [logits_key, confidence_key]
+        self.in_keys = ["state", "belief"]
+        self.out_keys = [keys.PRIOR_NET_LOGITS, keys.PRIOR_NET_CONFIDENCE]
 
     def predict(self, state: Tensor, belief: Tensor) -> tuple[Tensor, Tensor]:
         """Return prior logits ``[*B, A]`` and the logit of the raw confidence ``[*B, 1]``."""
@@ -114,49 +85,19 @@ class PriorNet(TensorDictModuleBase):
         return logits, raw.sigmoid()
 
     @torch.no_grad()
-    def fill(
-        self,
-        own: tuple[Tensor, Tensor],
-        prior_logits: Tensor,
-        confidence: Tensor,
-        mask: Tensor,
-    ) -> FilledAdvice:
-        """Put the network's advice where the advisor gave none and it is sure enough.
+    def usable(self, own: tuple[Tensor, Tensor]) -> AdviceBatch:
+        """Return the network's advice where it is sure enough; a broken network gives none.
 
         Args:
-            own: What :meth:`advise` returned for these states.
-            prior_logits: The advisor's logits, ``[*B, A]``.
-            confidence: Their confidence, ``[*B, 1]``.
-            mask: Where the advisor gave advice, boolean ``[*B, 1]``.
+            own: What :meth:`advise` returned.
         """
-        logits, sure = own
-        # A broken network costs its advice.
-        sound = logits.isfinite().all(-1, keepdim=True)
-        learnt = ~mask & (sure >= self.threshold) & sound
-        return FilledAdvice(
-            torch.where(learnt, logits, prior_logits),
-            torch.where(learnt, sure, confidence),
-            mask | learnt,
-            learnt,
-            sure,
-        )
+        return AdviceBatch.clean(*own, own[1] >= self.threshold)
 
-    @torch.no_grad()
-    def stand_in(self, state: Tensor, belief: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the network's advice for states that have no other, as in imagination.
+    def fallback(self, state: Tensor, belief: Tensor) -> AdviceBatch:
+        """Return :meth:`usable` advice for states that have no other, as in imagination."""
+        return self.usable(self.advise(state, belief))
 
-        Returns:
-            Prior logits ``[*B, A]``, and the confidence ``[*B, 1]``, zero where it is below the
-            threshold or not a number.
-        """
-        logits, sure = self.advise(state, belief)
-        # A broken network costs its advice.
-        sound = logits.isfinite().all(-1, keepdim=True)
-        return logits, torch.where(sound & (sure >= self.threshold), sure, 0.0)
-
-    def loss(
-        self, own: tuple[Tensor, Tensor], prior_logits: Tensor, confidence: Tensor, mask: Tensor
-    ) -> dict[str, Tensor]:
+    def loss(self, own: tuple[Tensor, Tensor], advice: AdviceBatch) -> dict[str, Tensor]:
         r"""Learn the advisor's answers, bought or cached.
 
         With confidence :math:`c`, prior :math:`\rho = \mathrm{softmax}(\ell_{llm})` and
@@ -170,37 +111,25 @@ class PriorNet(TensorDictModuleBase):
 
         Args:
             own: What :meth:`predict` returned for detached states ``[*B]``.
-            prior_logits: The advisor's logits for them, shape ``[*B, A]``.
-            confidence: Their confidence, shape ``[*B, 1]``.
-            mask: Where there is advice, boolean, shape ``[*B, 1]``.
+            advice: The advisor's advice for them, not completed.
 
         Returns:
-            ``loss_prior_net`` and detached ``prior_net_agreement`` (share of advised states
+            ``loss_prior_net`` and detached ``prior_net_agreement`` (fraction of advised states
             whose first choices agree) and ``prior_net_confidence`` (its mean there).
 
         Raises:
             ValueError: If the advice names another number of actions than the network.
         """
         logits, raw = own
-        if logits.shape != prior_logits.shape:
-            raise ValueError(
-                f"The advice is {tuple(prior_logits.shape)} and PriorNet's {tuple(logits.shape)}: "
-                f"build it with num_actions={prior_logits.shape[-1]}, the number of named actions."
-            )
-        target, weight, valid = clean_advice(prior_logits, confidence, mask)
+        advice.check_same(logits)
+        target = advice.prior_logits
         kl = categorical_kl(torch.log_softmax(target, -1), torch.log_softmax(logits, -1))
         agrees = (logits.argmax(-1, keepdim=True) == target.argmax(-1, keepdim=True)).float()
         doubt = nn.functional.binary_cross_entropy_with_logits(
-            raw, agrees * weight, reduction="none"
+            raw, agrees * advice.weight, reduction="none"
         )
         return {
-            "loss_prior_net": masked_mean(weight * kl.unsqueeze(-1) + doubt, valid),
-            "prior_net_agreement": masked_mean(agrees, valid),
-            "prior_net_confidence": masked_mean(raw.detach().sigmoid(), valid),
+            "loss_prior_net": masked_mean(advice.weight * kl.unsqueeze(-1) + doubt, advice.valid),
+            "prior_net_agreement": masked_mean(agrees, advice.valid),
+            "prior_net_confidence": masked_mean(raw.detach().sigmoid(), advice.valid),
         }
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write prior logits and raw confidence."""
-        logits, confidence = self.advise(*(tensordict.get(key) for key in self.in_keys))
-        tensordict.set(self.out_keys[0], logits)
-        return tensordict.set(self.out_keys[1], confidence)

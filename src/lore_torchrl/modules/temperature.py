@@ -26,7 +26,7 @@ class TemperatureAligner(nn.Module):
         minimum: Lower bound :math:`T_{\min} > 0`. Default: ``0.5``.
         maximum: Upper bound :math:`T_{\max} \ge T_{\min}`. Default: ``2.0``.
         init: First temperature. Default: ``1.0``.
-        rate: Share :math:`r` of the new estimate, in ``(0, 1]``, in log space.
+        rate: Weight :math:`r` of the new estimate, in ``(0, 1]``, in log space.
             ``0`` holds the temperature at ``init``. Default: ``0.1``.
 
     Raises:
@@ -69,8 +69,8 @@ class TemperatureAligner(nn.Module):
         """Move the temperature towards the optimum of this batch, if it holds advice.
 
         Args:
-            log_p: Normalised policy log-probabilities, shape ``[N, A]``.
-            prior_logits: Centred advice, shape ``[N, A]``.
+            log_p: Normalized policy log-probabilities, shape ``[N, A]``.
+            prior_logits: Centered advice, shape ``[N, A]``.
             valid: Rows that carry advice, boolean, shape ``[N, 1]``.
         """
         if not self.rate:

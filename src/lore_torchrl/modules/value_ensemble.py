@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.objectives import symlog
@@ -38,9 +38,6 @@ class ValueEnsemble(TensorDictModuleBase):
         depth: Number of hidden layers, at least 1. Default: ``2``.
         prior_scale: :math:`\beta`, in symlog units of value; ``0`` builds no prior
             functions. Default: ``1.0``.
-        state_key: Default: ``"state"``.
-        belief_key: Default: ``"belief"``.
-        out_key: Variance ``[*B, 1]``. Default: ``"value_variance"``.
 
     Raises:
         ValueError: If there are fewer than two members, a size is not positive, or
@@ -63,9 +60,6 @@ class ValueEnsemble(TensorDictModuleBase):
         hidden_dim: int = 64,
         depth: int = 2,
         prior_scale: float = 1.0,
-        state_key: NestedKey = "state",
-        belief_key: NestedKey = "belief",
-        out_key: NestedKey = "value_variance",
     ):
         super().__init__()
         for name, size in (("state_dim", state_dim), ("belief_dim", belief_dim)):
@@ -78,8 +72,7 @@ class ValueEnsemble(TensorDictModuleBase):
         shape = {"hidden_dim": hidden_dim, "depth": depth}
         self.network = BatchedMLP(*sizes, **shape)
         self.prior = BatchedMLP(*sizes, **shape, trainable=False) if prior_scale else None
-        self.in_keys = [state_key, belief_key]
-        self.out_keys = [out_key]
+        self.in_keys, self.out_keys = ["state", "belief"], ["value_variance"]
 
     def predict(self, state: Tensor, belief: Tensor) -> Tensor:
         """Return the members' values in symlog units.

@@ -13,15 +13,14 @@ from torchrl.objectives.common import LossModule
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
-from lore_torchrl.functional import clean_advice, linear_schedule, masked_mean, step_multiplier
+from lore_torchrl.functional import linear_schedule, masked_mean, step_multiplier
+from lore_torchrl.modules.advice import AdviceBatch, read_advice
 from lore_torchrl.modules.disagreement import LatentDisagreement
 from lore_torchrl.modules.gate import UncertaintyGate
-from lore_torchrl.modules.gaussian_mixing import GaussianMixer
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.value_ensemble import ValueEnsemble
-from lore_torchrl.objectives.gate_inputs import check_not_negative, check_parts, gate_inputs
 from lore_torchrl.objectives.imitation import imitation_weight
 
 # Sums of weights below this are divided by as much, so that one small gain in a batch does not
@@ -48,7 +47,7 @@ class LoReActorLoss(LossModule):
     weight :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
     advised states, weighed by :math:`f` on steps that took the advice's first choice and by 0
-    on others (so what did not pay is not learned), it adds
+    on others (so what gained nothing is not learned), it adds
 
     .. math::
         \mathtt{loss\_lore\_prior} &= \lambda_\rho\,
@@ -70,21 +69,22 @@ class LoReActorLoss(LossModule):
     With a ``prior_net`` its advice is used where the advisor gave none, here and, with
     ``beta_imagine_max``, in imagination (:class:`~lore_torchrl.modules.ImaginationActor`).
 
-    With a :class:`~lore_torchrl.modules.GaussianMixer` the policy is Gaussian and so are
-    :math:`\rho` and :math:`\pi_{mix}`; the terms are the same.
+    With a Gaussian policy :math:`\rho` and :math:`\pi_{mix}` are Gaussian too
+    (:class:`~lore_torchrl.policies.GaussianPolicy`); the terms are the same.
 
     Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
     stock objective: https://arxiv.org/abs/2301.04104.
 
     Args:
         actor_loss: Stock :class:`~torchrl.objectives.DreamerV3ActorLoss` or
-            :class:`~torchrl.objectives.DreamerActorLoss`. Its actor is categorical, or
-            Gaussian as the mixer knows it.
+            :class:`~torchrl.objectives.DreamerActorLoss`, with a stock actor of the mixer's kind of
+            policy.
 
     Keyword Args:
         gate: Gate of the acting policy, for :math:`\pi_{mix}` and :math:`\beta`. Default: ``None``.
         mixer: Mixer of the acting policy, for :math:`T`, :math:`\rho` and :math:`\pi_{mix}`.
-            Needed for the constraint and for a Gaussian actor; without it :math:`T = 1`.
+            Needed for the constraint and for a Gaussian actor. Default: ``None``, a
+            ``LogitMixer()``.
         imitation_weight: :math:`\lambda_f`. Default: ``1.0``.
         imitation_threshold: :math:`\theta`. Default: ``0.05``.
         prior_weight: :math:`\lambda_\rho`. Default: ``0.0``.
@@ -109,16 +109,19 @@ class LoReActorLoss(LossModule):
             ``mixer``. Default: ``0.0``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
         disagreement: Ensemble for the gate, where its ``disagreement_weight`` is
-            positive. Default: ``None``, the entry is in the input.
+            positive. Default: ``None``.
         value_ensemble: Ensemble for a gate whose ``value_source`` is ``"ensemble"``.
             Default: ``None``, the critic.
 
     Raises:
-        TypeError: If ``actor_loss`` is not a stock Dreamer actor loss.
+        TypeError: If ``actor_loss`` is not a stock Dreamer actor loss, or its actor not a stock
+            one.
         ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is unknown, a
-            term lacks a part that it needs, or the mixer does not fit the actor.
-        KeyError: In ``forward``, if advice stands under ``"next"`` alone, or there is advice but
-            not what the imitation needs.
+            term lacks a part that it needs, or the mixer is for another kind of policy. In
+            ``forward``, if the advice names another number of actions.
+        KeyError: In ``forward``, if a term is on and there is no advice, or not what belongs to
+            it. :class:`~lore_torchrl.objectives.LoReDreamerV3Loss`, which hands advice over
+            itself, sets ``composed`` to say so; the stock ``DreamerV3Loss`` would drop it.
 
     The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
     LoRe terms, of the same states: ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence``
@@ -169,7 +172,7 @@ class LoReActorLoss(LossModule):
         actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
         *,
         gate: UncertaintyGate | None = None,
-        mixer: LogitMixer | GaussianMixer | None = None,
+        mixer: LogitMixer | None = None,
         imitation_weight: float = 1.0,
         imitation_threshold: float = 0.05,
         prior_weight: float = 0.0,
@@ -193,18 +196,21 @@ class LoReActorLoss(LossModule):
             kind = type(actor_loss).__name__
             raise TypeError(f"actor_loss must be a DreamerV3 or Dreamer actor loss, got {kind}.")
         delta_end = delta if delta_end is None else delta_end
-        check_not_negative(
-            imitation_weight=imitation_weight,
-            imitation_threshold=imitation_threshold,
-            prior_weight=prior_weight,
-            bonus_weight=bonus_weight,
-            multiplier_lr=multiplier_lr,
-            delta=delta,
-            delta_end=delta_end,
-            delta_steps=delta_steps,
-            distillation_weight=distillation_weight,
-            beta_imagine_max=beta_imagine_max,
-        )
+        not_negative = {
+            "imitation_weight": imitation_weight,
+            "imitation_threshold": imitation_threshold,
+            "prior_weight": prior_weight,
+            "bonus_weight": bonus_weight,
+            "multiplier_lr": multiplier_lr,
+            "delta": delta,
+            "delta_end": delta_end,
+            "delta_steps": delta_steps,
+            "distillation_weight": distillation_weight,
+            "beta_imagine_max": beta_imagine_max,
+        }
+        for name, value in not_negative.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}.")
         if not 0 <= multiplier_init <= multiplier_max:
             raise ValueError(
                 "The multiplier needs 0 <= multiplier_init <= multiplier_max, got "
@@ -215,25 +221,33 @@ class LoReActorLoss(LossModule):
                 f"prior_kl must be 'prior_to_policy' or 'policy_to_prior', got {prior_kl!r}."
             )
         self.constrained = multiplier_lr > 0 or multiplier_init > 0
-        check_parts(
-            gate,
-            mixer,
-            prior_net,
-            value_ensemble,
-            constrained=self.constrained,
-            distilled=distillation_weight > 0,
-            gated=gated,
-            imagined=beta_imagine_max > 0,
-        )
-        if beta_imagine_max and mixer is None:
-            raise ValueError("beta_imagine_max needs the policy's mixer.")
-        # Knows the kind of policy: how it is read, mixed and compared.
-        self.__dict__["mixing"] = mixing = LogitMixer() if mixer is None else mixer
-        mixing.check(actor_loss.actor_model, gate, disagreement)
+        self.mixes = self.constrained or distillation_weight > 0
+        if self.mixes and (gate is None or mixer is None):
+            raise ValueError(
+                "The constraint and distillation compare the policy with the mixture that acts: "
+                "pass the policy's gate and mixer, or set multiplier_lr=0, distillation_weight=0."
+            )
+        if gated and gate is None:
+            raise ValueError("gated=True needs the policy's gate.")
+        if self.mixes or gated:
+            if gate.value_weight and (gate.value_source == "ensemble") == (value_ensemble is None):
+                raise ValueError(
+                    f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble "
+                    "as value_ensemble with 'ensemble', and None with 'two_hot'."
+                )
+            if gate.disagreement_weight and disagreement is None:
+                raise ValueError(
+                    f"The gate has disagreement_weight={gate.disagreement_weight}: pass "
+                    "disagreement."
+                )
+        if beta_imagine_max and (prior_net is None or mixer is None):
+            raise ValueError("beta_imagine_max needs prior_net and the policy's mixer.")
+        mixer = LogitMixer() if mixer is None else mixer
+        mixer.policy.check(actor_loss.actor_model)
         self.__dict__["_actor"] = actor_loss.actor_model
         if beta_imagine_max:
             actor_loss.actor_model = ImaginationActor(
-                actor_loss.actor_model, prior_net, mixing, beta_max=beta_imagine_max
+                actor_loss.actor_model, prior_net, mixer, beta_max=beta_imagine_max
             )
         self.actor_loss = actor_loss
         self.gate = gate
@@ -250,6 +264,8 @@ class LoReActorLoss(LossModule):
         self.bonus_weight = bonus_weight
         self.multiplier_lr = multiplier_lr
         self.delta_steps = delta_steps
+        # Whether a composed loss hands over the advice, which the input then lacks.
+        self.composed = False
         self.register_buffer("multiplier", torch.tensor(float(multiplier_init)))
         self.register_buffer("multiplier_max", torch.tensor(float(multiplier_max)))
         self.register_buffer("delta", torch.tensor(float(delta)))
@@ -280,9 +296,9 @@ class LoReActorLoss(LossModule):
     @property
     def advised(self) -> bool:
         """Whether there is anything to compute on states that carry advice."""
-        aligner = self.mixing.temperature
-        weights = self.prior_weight, self.bonus_weight, self.distillation_weight
-        return any(weights) or self.constrained or (aligner is not None and aligner.rate > 0)
+        aligner = self.mixer.temperature
+        weighs = self.prior_weight > 0 or self.bonus_weight > 0 or self.mixes
+        return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
     def active(self) -> bool:
@@ -321,9 +337,9 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
-        losses, imagined = self.actor_loss(tensordict)
         tk = self.tensor_keys
-        if tensordict.get(tk.prior_logits, None) is not None:
+        advice = read_advice(tensordict, (tk.prior_logits, tk.confidence, tk.mask))
+        if advice is not None:
             needed = (tk.executed, tk.lore_return) if self.imitation_weight else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
@@ -332,65 +348,46 @@ class LoReActorLoss(LossModule):
                     "the action executed in each state and the return that followed, or set "
                     "imitation_weight=0."
                 )
+        elif self.active and not self.composed:
+            raise KeyError(
+                f"LoRe's terms are on, and there is no {tk.prior_logits!r} beside {tk.state!r}. "
+                "In DreamerV3 use LoReDreamerV3Loss in place of DreamerV3Loss; elsewhere keep the "
+                "advice in replay, and keep it at the root, not under 'next' alone."
+            )
+        losses, imagined = self.actor_loss(tensordict)
+        if advice is not None:
             losses.update(self.advice_terms(tensordict))
-        elif self.active and ("next", tk.prior_logits) in tensordict.keys(True):
-            raise KeyError("Advice under 'next' alone: keep it at the root too, beside state.")
         return losses, imagined
 
-    def complete(
-        self, tensordict: TensorDictBase, own: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the advice of each state, PriorNet's where the advisor gave none.
-
-        Args:
-            tensordict: As in :meth:`advice_terms`.
-            own: What :meth:`PriorNet.advise` returned for its states, if it is known already.
-
-        Returns:
-            Logits, confidence and mask, and where they are PriorNet's (``None`` without one).
-        """
-        tk = self.tensor_keys
-        advice = [tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask)]
-        if self.prior_net is None:
-            return advice, None
-        if own is None:
-            own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
-        filled = self.prior_net.fill(own, *advice)
-        return list(filled[:3]), filled.learnt
-
-    def advice_terms(
-        self,
-        tensordict: TensorDictBase,
-        advice: tuple[list[Tensor], Tensor | None] | None = None,
-        stored: TensorDictBase | None = None,
-    ) -> TensorDict:
-        """Compute the LoRe terms alone, on real states.
-
-        Args:
-            tensordict: ``state``, ``belief``, the three advice entries, the executed action
-                and the return, aligned, with any batch shape. Latent features are detached.
-            advice: What :meth:`complete` returned, if it is known already.
-            stored: Steps that are imitated in place of those, with ``state``, ``belief``,
-                action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
-
-        Returns:
-            The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (share of
-            states whose step is imitated), ``lore_kl``, ``lore_multiplier``, ``lore_delta``,
-            ``lore_temperature``, ``lore_advised`` and ``lore_learnt`` (shares of states with
-            advice, and with PriorNet's). Empty if no term is on.
-        """
-        return self.weigh(tensordict, advice, stored)[0]
+    def advice_terms(self, tensordict: TensorDictBase) -> TensorDict:
+        """Compute the LoRe terms alone, on real states; see :meth:`weigh`."""
+        return self.weigh(tensordict)[0]
 
     def weigh(
         self,
         tensordict: TensorDictBase,
-        advice: tuple[list[Tensor], Tensor | None] | None = None,
+        advice: AdviceBatch | None = None,
         stored: TensorDictBase | None = None,
     ) -> tuple[TensorDict, Tensor | None]:
-        """Return :meth:`advice_terms`, and :math:`f` ``[*B]`` if steps are imitated."""
+        """Compute the LoRe terms on real states, and how much each step is imitated.
+
+        Args:
+            tensordict: ``state``, ``belief``, the three advice entries, the executed action
+                and the return, aligned, with any batch shape. Latent features are detached.
+            advice: The advice, if it has been read and completed already. Default: ``None``.
+            stored: Steps that are imitated in place of those, with ``state``, ``belief``,
+                action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
+
+        Returns:
+            The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (fraction of
+            states whose step is imitated), ``lore_kl``, ``lore_multiplier``, ``lore_delta``,
+            ``lore_temperature``, ``lore_advised`` and ``lore_learnt`` (fractions of states with
+            advice, and with PriorNet's), empty if no term is on; and :math:`f` ``[*B]``, if steps
+            are imitated.
+        """
         if not self.active:
             return TensorDict({}, []), None
-        tk, mixing, terms, gains = self.tensor_keys, self.mixing, {}, None
+        tk, kind, terms, gains = self.tensor_keys, self.mixer.policy, {}, None
         policy = followed = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
@@ -400,17 +397,20 @@ class LoReActorLoss(LossModule):
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
                 weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
-            log_prob = mixing.log_prob(acting, steps.get(tk.executed))
+            log_prob = kind.log_prob(acting, steps.get(tk.executed))
             terms["loss_lore_imitation"] = -self.imitation_weight * _weighted_mean(log_prob, weight)
             terms["lore_imitated"] = (gains > 0).float().mean()
         if self.advised:
-            raw, learnt = self.complete(tensordict) if advice is None else advice
-            if learnt is not None:
-                terms["lore_learnt"] = learnt.float().mean()
+            if advice is None:
+                advice = self._advice(tensordict)
+            self.mixer.check_advice(policy, advice.prior_logits)
+            if advice.learned is not None:
+                terms["lore_learnt"] = advice.learned.float().mean()
             if self.imitation_weight:
-                taken = mixing.nearest(tensordict.get(tk.executed))
-                followed = gains * (taken == raw[0].argmax(-1, keepdim=True)).squeeze(-1)
-            terms |= self._advised_terms(tensordict, policy, raw, followed)
+                first = advice.prior_logits.argmax(-1, keepdim=True)
+                taken = kind.nearest(tensordict.get(tk.executed))
+                followed = gains * (taken == first).squeeze(-1)
+            terms |= self._advised_terms(tensordict, policy, advice, followed)
         if self.training:
             self.updates.add_(1)
         terms = {
@@ -420,9 +420,19 @@ class LoReActorLoss(LossModule):
         return TensorDict(terms, []), gains
 
     def _policy(self, tensordict: TensorDictBase) -> Any:
-        """Return the policy in states whose features get no gradient, as the mixer knows one."""
+        """Return the policy in states whose features get no gradient."""
         features = tensordict.select(*self.actor_model.in_keys).detach()
-        return self.mixing.policy_of(self.actor_model.get_dist(features))
+        return self.mixer.policy.of(self.actor_model.get_dist(features))
+
+    def _advice(self, tensordict: TensorDictBase) -> AdviceBatch:
+        """Return the advice of each state, PriorNet's where the advisor gave none."""
+        tk = self.tensor_keys
+        raw = (tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
+        advice = AdviceBatch.clean(*raw)
+        if self.prior_net is None:
+            return advice
+        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+        return advice.completed(self.prior_net.fallback(*latent))
 
     @torch.no_grad()
     def _gains(self, tensordict: TensorDictBase) -> Tensor:
@@ -437,45 +447,54 @@ class LoReActorLoss(LossModule):
         scale, threshold = self.return_scale(), self.imitation_threshold
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
 
+    @torch.no_grad()
+    def _beta(self, tensordict: TensorDictBase, policy: Any) -> Tensor:
+        """Return the gate's weight in each state, ``[*B, 1]``."""
+        gate, kind = self.gate, self.mixer.policy
+        value_logits = spread = None
+        if gate.value_weight:
+            value_logits = tensordict.get(gate.value_key, None)
+            if value_logits is None:
+                critic = self.value_model if self.value_ensemble is None else self.value_ensemble
+                value_logits = critic(tensordict.select(*critic.in_keys)).get(gate.value_key)
+        if gate.disagreement_weight:
+            latent = (tensordict.get(key) for key in self.disagreement.in_keys)
+            spread = kind.disagreement(self.disagreement, *latent, policy)
+        return gate.evaluate(kind.entropy(policy), value_logits, spread).beta
+
     def _advised_terms(
         self,
         tensordict: TensorDictBase,
         policy: Any,
-        raw: list[Tensor],
+        advice: AdviceBatch,
         followed: Tensor | None,
     ) -> dict[str, Tensor]:
         """Compute the terms of states with advice; ``followed`` weighs them, ``[*B]``."""
-        terms, mixing = {}, self.mixing
-        prior_logits, weight, valid = clean_advice(*raw)
-        valid = valid.squeeze(-1)
+        terms, mixer, kind = {}, self.mixer, self.mixer.policy
+        fixed = policy.detach()
+        valid, weight = advice.valid.squeeze(-1), advice.weight.squeeze(-1)
         terms["lore_advised"] = valid.float().mean()
-        aligner = mixing.temperature
+        aligner = mixer.temperature
         if aligner is not None and self.training:
-            aligner.update(policy.detach(), prior_logits, valid.unsqueeze(-1))
-        prior = mixing.prior(prior_logits, policy.detach())
-        weight = weight.squeeze(-1)
+            aligner.update(fixed, advice.prior_logits, advice.valid)
+        prior = kind.as_policy(mixer.temper(advice.prior_logits), fixed)
         counted = valid if followed is None else valid * followed
 
         def mean(value: Tensor) -> Tensor:
             return masked_mean(value, valid) if followed is None else _weighted_mean(value, counted)
 
-        mixes = self.constrained or self.distillation_weight
-        if mixes or self.gated:
-            critic = self.value_model if self.value_ensemble is None else self.value_ensemble
-            parts = {"critic": critic, "disagreement": self.disagreement}
-            inputs = gate_inputs(self.gate, mixing, policy.detach(), tensordict, **parts)
-            beta = self.gate.evaluate(*inputs).beta
+        if self.mixes or self.gated:
+            beta = self._beta(tensordict, fixed)
         if self.gated:
             weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
         if self.prior_weight:
             pair = (prior, policy) if self.prior_kl == "prior_to_policy" else (policy, prior)
-            terms["loss_lore_prior"] = self.prior_weight * mean(weight * mixing.divergence(*pair))
+            terms["loss_lore_prior"] = self.prior_weight * mean(weight * kind.divergence(*pair))
         if self.bonus_weight:
-            bonus = mean(weight * mixing.expected_log_prob(policy, prior))
+            bonus = mean(weight * kind.expected_log_prob(policy, prior))
             terms["loss_lore_bonus"] = -self.bonus_weight * bonus
-        if mixes:
-            mixture = mixing.mix(policy.detach(), *raw, beta)
-            kl = mean(mixing.divergence(mixture.policy, policy))
+        if self.mixes:
+            kl = mean(kind.divergence(mixer.mix(fixed, advice, beta).policy, policy))
             terms["lore_kl"] = kl
         if self.distillation_weight:
             terms["loss_lore_distillation"] = self.distillation_weight * kl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
+from lore_torchrl.modules import AdviceBatch
 from lore_torchrl.objectives.actor import LoReActorLoss
 from lore_torchrl.objectives.imitation import replay_returns
 
@@ -63,8 +65,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             mask (NestedKey): Default: ``"llm_mask"``.
             stored (NestedKey): Steps of an :class:`~lore_torchrl.replay.ImitationSampler`, imitated
                 in place of the sample's own; not needed. Default: ``"lore_imitation"``.
-            lore_return (NestedKey): Real return of each record; where the sample has none, the
-                lambda return stands for it. Default: ``"lore_return"``.
+            lore_return (NestedKey): Real return of each record; the lambda return where the
+                sample has none. Default: ``"lore_return"``.
         """
 
         prior_logits: NestedKey = keys.PRIOR_LOGITS
@@ -100,7 +102,29 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             continuation_horizon=continuation_horizon,
             lmbda=lmbda,
         )
+        actor_loss.composed = True
         self.discount = gamma * (1.0 - 1.0 / continuation_horizon)
+
+    def load_stock_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load the state of a stock :class:`~torchrl.objectives.DreamerV3Loss`.
+
+        World model, actor, critic and return normalization are those of the checkpoint; what is
+        LoRe's own stays as it is.
+
+        Args:
+            state_dict: What the ``state_dict()`` of a stock loss with the same networks returned.
+
+        Raises:
+            RuntimeError: If an entry is missing, unknown, or has another shape.
+        """
+        lore, inner = self.actor_loss, self.actor_loss.actor_loss
+        imagining = inner.actor_model
+        # Without the wrapper, and without advice in imagination, this is the stock loss.
+        self.actor_loss, inner.actor_model = inner, lore.actor_model
+        try:
+            self.load_state_dict(state_dict)
+        finally:
+            self.actor_loss, inner.actor_model = lore, imagining
 
     def _advice_keys(self) -> dict[str, NestedKey]:
         return {
@@ -137,15 +161,19 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         net, ensemble = actor_loss.prior_net, actor_loss.value_ensemble
         if not (actor_loss.active or net or ensemble):
             return result
-        advised, own = self._advised(context, sample), None
+        advised = self._advised(context, sample)
         tk = actor_loss.tensor_keys
         latent = [advised.get(key) for key in (tk.state, tk.belief)]
+        raw = (advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
+        advice = AdviceBatch.clean(*raw)
         if net is not None:
-            logits, raw = net.predict(*latent)
-            advice = (advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
-            result.update(net.loss((logits, raw), *advice))
-            own = logits.detach(), raw.detach().sigmoid()
-        advice = self._completed(advised, sample, own) if actor_loss.advised else None
+            logits, raw_confidence = net.predict(*latent)
+            result.update(net.loss((logits, raw_confidence), advice))
+            own = logits.detach(), raw_confidence.detach().sigmoid()
+            advice = advice.completed(net.usable(own))
+        # At an episode's end there is nothing to advise.
+        done = sample.get(("next", self.value_loss.tensor_keys.done))
+        advice = advice.only(~done.reshape(advice.valid.shape))
         if self._needs_returns:
             self._add_returns(advised, sample)
         if ensemble is not None:
@@ -158,16 +186,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     @property
     def _needs_returns(self) -> bool:
         return self.actor_loss.imitation_weight > 0 or self.actor_loss.value_ensemble is not None
-
-    def _completed(
-        self, advised: TensorDictBase, sample: TensorDictBase, own: tuple[Tensor, Tensor] | None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the advice of each state, PriorNet's included, and none at an episode's end."""
-        given, learnt = self.actor_loss.complete(advised, own)
-        done = sample.get(("next", self.value_loss.tensor_keys.done))
-        goes_on = ~done.reshape(given[2].shape)
-        given[2] = given[2] & goes_on
-        return given, None if learnt is None else learnt & goes_on
 
     @torch.no_grad()
     def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:
@@ -196,7 +214,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised.set(tk.executed, self._action(sample).roll(-1, dims=1))
 
     def _action(self, sample: TensorDictBase) -> Tensor:
-        """Return the recorded actions; the first Dreamer's actor loss has no name for them."""
+        """Return the recorded actions; DreamerV1's actor loss has no name for them."""
         return sample.get(getattr(self.actor_loss.actor_loss.tensor_keys, "action", "action"))
 
     def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:

@@ -23,8 +23,8 @@ def replay_returns(
         G_t = r_{t+1} + \gamma (1 - d_{t+1}) \bigl(
             (1 - \lambda) V(s_{t+1}) + \lambda G_{t+1}\bigr), \qquad G_T = V(s_T)
 
-    with :math:`d` where the episode terminates; where it is truncated :math:`V(s_{t+1})` stands
-    in the brackets alone.
+    with :math:`d` where the episode terminates; where it is truncated the brackets hold
+    :math:`V(s_{t+1})` alone.
 
     The posterior at index :math:`t` has seen the observation under ``"next"`` of record
     :math:`t`; what is done there, and its reward, are in record :math:`t + 1`. TD(lambda):
@@ -81,7 +81,7 @@ def imitation_weight(
         value: :math:`V(s_t)`, same shape.
         return_to_go: :math:`R_t` of :class:`~lore_torchrl.replay.EpisodeReturns`, same shape;
             0 is returned where it is not finite, as before an episode has ended. Default:
-            ``None``, :math:`G_t` stands for it.
+            ``None``, :math:`G_t` itself.
 
     Keyword Args:
         scale: :math:`S`, the span of returns. Default: ``1.0``.

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from torch.distributions import Independent, Normal, kl_divergence
 
-from lore_torchrl.functional_gaussian import (
+from lore_torchrl.policies.gaussian import (
     anchor_moments,
     bounded_gaussian_weight,
     gaussian_entropy,
@@ -53,7 +53,7 @@ def test_product_is_that_of_the_densities():
     torch.testing.assert_close(difference, difference[:, :1].expand(6, 9), atol=2e-3, rtol=1e-4)
 
 
-def test_weight_zero_is_the_policy_to_the_bit():
+def test_weight_zero_is_the_policy_bitwise():
     policy = gaussian(200, 3)
     mixed = mix_gaussians(*policy, *gaussian(200, 3), torch.zeros(200, 1))
     assert torch.equal(mixed[0], policy[0]) and torch.equal(mixed[1], policy[1])
@@ -98,7 +98,7 @@ def test_the_formula_holds_the_bound(case, weight, max_kl):
 
 
 @pytest.mark.parametrize("dims", [1, 3])
-def test_normalised_entropy(dims):
+def test_normalized_entropy(dims):
     scale = torch.tensor([0.05, 0.1, (0.1 * 2.0) ** 0.5, 2.0, 7.0]).unsqueeze(-1).expand(5, dims)
     expected = torch.tensor([[0.0], [0.0], [0.5], [1.0], [1.0]])
     torch.testing.assert_close(scale_entropy(scale, 0.1, 2.0), expected)

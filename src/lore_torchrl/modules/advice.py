@@ -1,0 +1,96 @@
+"""Advice on a batch of states, checked once and then passed on as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+# What a temperature or a weight cannot carry to infinity.
+_LARGEST_LOGIT = 1e30
+
+
+class AdviceBatch(NamedTuple):
+    r"""Advice that is safe to compute with: rows that cannot be used are exact zeros.
+
+    Attributes:
+        prior_logits: Centered logits :math:`\ell - \mathrm{mean}_a\,\ell`, ``[*B, K]``.
+        weight: Confidence in ``[0, 1]``, zero where the row does not count, ``[*B, 1]``.
+        valid: Rows that count, boolean, ``[*B, 1]``.
+        learned: Rows that are PriorNet's, boolean, ``[*B, 1]``; ``None`` without one.
+    """
+
+    prior_logits: Tensor
+    weight: Tensor
+    valid: Tensor
+    learned: Tensor | None = None
+
+    @classmethod
+    def clean(cls, prior_logits: Tensor, confidence: Tensor, mask: Tensor) -> AdviceBatch:
+        """Check raw advice and detach it.
+
+        A row counts where ``mask`` is set and its logits, up to 1e30, and confidence are finite.
+
+        Args:
+            prior_logits: Raw advice, shape ``[*B, K]``.
+            confidence: Shape ``[*B, 1]``.
+            mask: Boolean, shape ``[*B, 1]``.
+
+        Raises:
+            TypeError: If the mask is not boolean.
+        """
+        if mask.dtype != torch.bool:
+            raise TypeError(f"The mask of advice must be boolean, got {mask.dtype}.")
+        prior_logits = prior_logits.detach().float()
+        confidence = confidence.detach().float()
+        # Centered first: the mean of finite but enormous logits may not be finite.
+        logits = prior_logits - prior_logits.mean(-1, keepdim=True)
+        usable = (logits.abs() <= _LARGEST_LOGIT).all(-1, keepdim=True)
+        valid = mask & usable & confidence.isfinite()
+        weight = torch.where(valid, confidence.clamp(0.0, 1.0), 0.0)
+        return cls(torch.where(valid, logits, 0.0), weight, valid)
+
+    def completed(self, other: AdviceBatch) -> AdviceBatch:
+        """Return the same with PriorNet's advice, ``other``, in rows that do not count."""
+        self.check_same(other.prior_logits)
+        mine = (torch.where(self.valid, a, b) for a, b in zip(self[:2], other[:2], strict=True))
+        return AdviceBatch(*mine, self.valid | other.valid, other.valid & ~self.valid)
+
+    def check_same(self, logits: Tensor) -> None:
+        """Raise a ``ValueError`` if PriorNet's logits name other actions than the advice."""
+        if self.prior_logits.shape != logits.shape:
+            raise ValueError(
+                f"The advice is {tuple(self.prior_logits.shape)} and PriorNet's "
+                f"{tuple(logits.shape)}: build PriorNet with "
+                f"num_actions={self.prior_logits.shape[-1]}, the number of named actions."
+            )
+
+    def only(self, where: Tensor) -> AdviceBatch:
+        """Return the same with nothing outside of ``where``, boolean ``[*B, 1]``."""
+        logits, weight = (torch.where(where, value, 0.0) for value in self[:2])
+        learned = None if self.learned is None else self.learned & where
+        return AdviceBatch(logits, weight, self.valid & where, learned)
+
+
+def read_advice(
+    tensordict: TensorDictBase, advice_keys: Sequence[NestedKey]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return raw logits, confidence and mask, or ``None`` if there are no logits.
+
+    Args:
+        tensordict: Where they are looked for.
+        advice_keys: Their three names.
+
+    Raises:
+        KeyError: If there are logits, but not what belongs to them.
+    """
+    entries = tuple(tensordict.get(key, None) for key in advice_keys)
+    if entries[0] is None:
+        return None
+    missing = [key for key, entry in zip(advice_keys, entries, strict=True) if entry is None]
+    if missing:
+        raise KeyError(f"There is advice under {advice_keys[0]!r}, but no {missing} beside it.")
+    return entries

@@ -1,0 +1,175 @@
+"""Categorical policies: advice is added to log-probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from lore_torchrl import keys
+from lore_torchrl.functional import categorical_kl, is_ruled_out, log_floor
+from lore_torchrl.policies.base import PolicyKind, head_of
+
+
+def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) -> Tensor:
+    r"""Return a weight with which advice added to any policy keeps a KL bound.
+
+    For :math:`\mathrm{softmax}(\log p + \beta' d)`, whatever :math:`p` is:
+
+    .. math::
+        \beta' = \min\Bigl(\beta,\; \frac{\sqrt{8\,\epsilon}}{\max_a d_a - \min_a d_a}\Bigr)
+
+    since along :math:`p_b \propto p\,e^{b d}` the divergence from
+    :math:`p` is :math:`\int_0^\beta b\,\mathrm{Var}_{p_b}[d]\,db`, and a variance is at most
+    a quarter of the squared range (Popoviciu).
+
+    Args:
+        direction: Advice, shape ``[*B, A]``.
+        weight: Wanted weight :math:`\beta`, shape ``[*B, 1]``, not negative.
+        max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
+
+    Returns:
+        Weight with shape ``[*B, 1]``.
+
+    Examples:
+        >>> bounded_weight(torch.tensor([[0.0, 4.0]]), torch.ones(1, 1), 0.5)
+        tensor([[0.5000]])
+    """
+    low, high = direction.aminmax(dim=-1, keepdim=True)
+    # An ulp inside, since the mixture rounds.
+    largest = (8.0 * max_kl) ** 0.5 * (1.0 - 1e-6) / (high - low).clamp_min(1e-9)
+    return torch.minimum(weight, largest)
+
+
+class CategoricalPolicy(PolicyKind):
+    r"""Policies over :math:`A` one-hot actions, each of them a named one.
+
+    A policy is its normalized log-probabilities ``[*B, A]``, at least -1e4
+    (:func:`~lore_torchrl.functional.log_floor`). With advice :math:`\tilde\ell`,
+    ``mode="logit"`` gives
+
+    .. math::
+        \pi_{mix} = \mathrm{softmax}(\log \pi + w' \tilde\ell), \qquad
+        w' = \min\Bigl(w,\;
+            \frac{\sqrt{8\,\epsilon}}{\max_a \tilde\ell_a - \min_a \tilde\ell_a}\Bigr),
+
+    and ``mode="probability"``, with :math:`\rho = \mathrm{softmax}(\tilde\ell)` over what the
+    policy does not rule out,
+
+    .. math::
+        \pi_{mix} = (1 - g)\,\pi + g\,\rho, \qquad
+        g = \min\Bigl(w,\; 1,\; \frac{\epsilon}{\mathrm{KL}(\rho \| \pi)}\Bigr).
+
+    Both keep the bound :math:`\epsilon` whatever the policy is (:func:`bounded_weight`; the
+    divergence is convex in :math:`g`). Where the policy is near uniform most of it can be used;
+    where it is sure of another action, less.
+
+    One set of exponential draws :math:`E_a` serves both policies: the action is
+    :math:`\arg\max_a \pi_{mix}(a)/E_a`, and without advice it would have been
+    :math:`\arg\max_a \pi(a)/E_a`. This is how :func:`torch.multinomial` draws one sample.
+    """
+
+    mix_keys = (keys.MIX_LOGITS,)
+
+    def check(self, actor: TensorDictModuleBase) -> None:
+        """Refuse an actor that does not end in a distribution over one logits entry."""
+        head = head_of(actor)
+        if tuple(head.dist_keys) != ("logits",) or len(head.in_keys) != 1:
+            raise ValueError(
+                "actor must end in a categorical distribution over one logits entry, as "
+                f"DreamerV3DiscreteActor does; got in_keys={head.in_keys}. A Gaussian actor needs "
+                "LogitMixer(GaussianPolicy(...))."
+            )
+
+    def num_actions(self, policy: Tensor) -> int:
+        """Return the number of actions :math:`A`."""
+        return policy.shape[-1]
+
+    def of(self, distribution: Distribution) -> Tensor:
+        """Return log-probabilities."""
+        return log_floor(torch.log_softmax(distribution.logits.float(), -1))
+
+    def read(self, logits: Tensor) -> Tensor:
+        """Return log-probabilities, normalized as torch's own distributions do it."""
+        return log_floor(logits - logits.logsumexp(-1, keepdim=True))
+
+    def entries(self, policy: Tensor) -> tuple[Tensor]:
+        """Return the log-probabilities."""
+        return (policy,)
+
+    def precise(self, policy: Tensor) -> Tensor:
+        """Return log-probabilities in float32, normalized anew if they were not."""
+        if policy.dtype in (torch.float32, torch.float64):
+            return policy
+        possible = policy.float().masked_fill(is_ruled_out(policy), -math.inf)
+        return log_floor(torch.log_softmax(possible, -1))
+
+    def entropy(self, policy: Tensor) -> Tensor:
+        r"""Return :math:`H[\pi] / \log A`."""
+        log_p = self.precise(policy)
+        return -(log_p.exp() * log_p).sum(-1, keepdim=True) / math.log(max(log_p.shape[-1], 2))
+
+    def as_policy(self, tempered: Tensor, policy: Tensor) -> Tensor:
+        r"""Return :math:`\mathrm{softmax}(\tilde\ell)` over what the policy does not rule out."""
+        possible = tempered.masked_fill(is_ruled_out(policy), -math.inf)
+        return log_floor(torch.log_softmax(possible, -1))
+
+    def combine(
+        self, policy: Tensor, tempered: Tensor, weight: Tensor, *, max_kl: float, mode: str
+    ) -> Tensor:
+        """Add advice to the log-probabilities, or to the probabilities."""
+        log_p = self.precise(policy)
+        fixed = log_p.detach()
+        if mode == "logit":
+            mixed = log_p + bounded_weight(tempered, weight, max_kl) * tempered
+        else:
+            log_prior = self.as_policy(tempered, fixed)
+            apart = categorical_kl(log_prior, fixed).unsqueeze(-1)
+            share = torch.minimum(weight.clamp(max=1.0), max_kl / apart.clamp_min(1e-9))
+            probs = (1.0 - share) * fixed.exp() + share * log_prior.exp()
+            mixed = log_p + probs.clamp_min(torch.finfo(probs.dtype).tiny).log() - fixed
+        mixed = mixed.masked_fill(is_ruled_out(fixed), -math.inf)
+        return torch.where(weight > 0, log_floor(torch.log_softmax(mixed, -1)), policy)
+
+    def draw(self, mixture: Tensor, policy: Tensor, random: bool) -> tuple[Tensor, Tensor]:
+        """Return the index ``[*B, 1]`` that the mixture picks, and where the policy's differs."""
+        both = torch.stack((mixture, policy))
+        if random:
+            # In place of torch.multinomial, which does just this, for two rows at once.
+            both = torch.softmax(both, -1) / torch.empty_like(policy).exponential_()
+        index, stock_index = both.argmax(-1, keepdim=True)
+        return index, index != stock_index
+
+    def act(self, head: nn.Module, mixture: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the one-hot action of an index."""
+        action = torch.zeros_like(mixture, dtype=torch.long).scatter_(-1, choice, 1)
+        return action, mixture.gather(-1, choice).squeeze(-1)
+
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return KL(first, second)."""
+        return categorical_kl(first, second)
+
+    def log_prob(self, policy: Tensor, action: Tensor) -> Tensor:
+        """Return the log-probability of one-hot actions."""
+        return (policy * action).sum(-1)
+
+    def expected_log_prob(self, policy: Tensor, prior: Tensor) -> Tensor:
+        """Return the expectation over all actions."""
+        return (policy.exp() * prior).sum(-1)
+
+    def nearest(self, actions: Tensor) -> Tensor:
+        """Return the index of one-hot actions."""
+        return actions.argmax(-1, keepdim=True)
+
+    def choices(self, policy: Tensor) -> Tensor:
+        """Return the probabilities."""
+        return policy.exp()
+
+    def disagreement(
+        self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Tensor
+    ) -> Tensor:
+        """Return what the policy has to expect over all actions."""
+        return ensemble.expected(state, belief, policy)
