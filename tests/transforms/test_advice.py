@@ -121,7 +121,7 @@ def test_what_ends_episodes_may_come_before(first):
         base = SerialEnv(2, lambda: Corridor(0, 100))
         advice = AdviceTransform(service, Describe(), require_key=None)
         env = TransformedEnv(base, Compose(first, advice, RewardSum(), InitTracker()))
-        env.append_transform(Doubles(in_keys=["observation"]))
+        env.append_transform(Doubles(in_keys=["observation"], out_keys=["observation"]))
         env.rollout(6, Act(), break_when_any_done=False)
     assert set(service.advisor.asked) == {0, 1}
 
