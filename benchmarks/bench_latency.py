@@ -74,7 +74,7 @@ class Contestant:
         for _ in range(batches):
             steps += next(self.batches).numel()
             if service.mode == "async":
-                service.take_late()  # as the replay hook does
+                service.answers(())  # as the replay hook does
         return steps / (time.perf_counter() - start)
 
 

@@ -9,7 +9,8 @@ number of actions.
 | :data:`PRIOR_LOGITS` | ``[*B, A]`` | float32 | advice as raw logits, zeros where there is none |
 | :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the advisor's own confidence, 0 to 1 |
 | :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
-| :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | its question, 0: none; negative: other advice serves |
+| :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | question that the advice comes from, 0 for none |
+| :data:`FALLBACK` | ``[*B, 1]`` | bool | other advice serves until that question is answered |
 | :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
 | :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
@@ -35,6 +36,7 @@ PRIOR_LOGITS = "llm_prior_logits"
 CONFIDENCE = "llm_confidence"
 MASK = "llm_mask"
 ADVICE_ID = "llm_advice_id"
+FALLBACK = "llm_fallback"
 ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
 
 UNCERTAINTY = "lore_uncertainty"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,33 +14,52 @@ from lore_torchrl.replay import LateAdvice
 ACTIONS = ("left", "right", "forward")
 
 
+class Service:
+    """Knows every question, and the answers that it is given."""
+
+    advisor = None
+
+    def __init__(self):
+        self.known = {}
+
+    def question(self, number):
+        return AdviceRequest(f"room {number}", ACTIONS, str(number))
+
+    def answers(self, numbers):
+        return {number: self.known[number] for number in numbers if number in self.known}
+
+
 def make_log(path, **settings) -> AdviceLog:
-    service = SimpleNamespace(
-        advisor=None, question=lambda number: AdviceRequest(f"room {number}", ACTIONS, str(number))
-    )
-    return AdviceLog(path, service, ACTIONS, **settings)
+    return AdviceLog(path, Service(), ACTIONS, **settings)
 
 
-def batch(ids: list[list[int]], mask: list[list[bool]]) -> TensorDict:
+def write_late(log: AdviceLog, answers) -> None:
+    log.service.known |= answers
+    log.write_late()
+
+
+def batch(ids, mask, fallback=False) -> TensorDict:
     """Steps ``[E, T]`` with the numbers of their questions; the action tells the time."""
     ids, mask = torch.tensor(ids).unsqueeze(-1), torch.tensor(mask).unsqueeze(-1)
+    fallback = torch.tensor(fallback).expand(mask.shape[:2]).unsqueeze(-1)
     logits = torch.zeros(*ids.shape[:2], len(ACTIONS))
     action = torch.eye(len(ACTIONS)).expand(ids.shape[0], -1, -1)
-    advice = {keys.ADVICE_ID: ids, keys.MASK: mask, keys.PRIOR_LOGITS: logits}
-    numbers = {keys.CONFIDENCE: mask.float(), keys.BETA: mask.float()}
+    advice = {keys.ADVICE_ID: ids, keys.MASK: mask, keys.FALLBACK: fallback}
+    numbers = {keys.PRIOR_LOGITS: logits, keys.CONFIDENCE: mask.float(), keys.BETA: mask.float()}
     policy = {"logits": logits, keys.MIX_LOGITS: logits, "action": action}
     return TensorDict({**advice, **numbers, **policy}, ids.shape[:2])
 
 
 def test_a_late_answer_has_a_line_about_the_step_that_asked(tmp_path):
     log = make_log(tmp_path / "advice.jsonl")
-    # Question 2 is asked in both environments, 1 came in time, 3 while other advice stands in.
-    log(batch([[1, 2, 0], [0, 2, -3]], [[True, False, True], [False, False, True]]))
+    # Question 2 is asked in both environments, 1 came in time, 3 has a fallback.
+    fallback = [[False] * 3, [False, False, True]]
+    log(batch([[1, 2, 0], [0, 2, 3]], [[True, False, True], [False, False, True]], fallback))
     assert [line["advice_id"] for line in read_advice(tmp_path)] == [1]
-    log.late([(3, Advice(logits=(0.0, 0.0, 9.0), confidence=0.5))])
+    write_late(log, {3: Advice(logits=(0.0, 0.0, 9.0), confidence=0.5)})
     log(batch([[2, 4, 0], [5, 0, 0]], [[False] * 3, [False] * 3]))
-    log.late([(2, Advice(logits=(0.0, 9.0, 0.0))), (4, None), (5, None)])
-    log.late([])
+    write_late(log, {2: Advice(logits=(0.0, 9.0, 0.0)), 4: None, 5: None})
+    log.write_late()
     lines = read_advice(tmp_path)
     seen = [(line["advice_id"], line["step"], line["environment"]) for line in lines]
     assert seen == [(1, 1, 0), (3, 6, 1), (2, 3, 0)]
@@ -57,11 +74,11 @@ def test_a_late_answer_has_a_line_about_the_step_that_asked(tmp_path):
 def test_late_lines_count_towards_the_limit(tmp_path, limit):
     log = make_log(tmp_path / "advice.jsonl", limit=limit)
     log(batch([[1, 2, 3]], [[False] * 3]))
-    log.late([(number, Advice(logits=(0.0, 0.0, 1.0))) for number in (1, 2, 3)])
+    write_late(log, dict.fromkeys((1, 2, 3), Advice(logits=(0.0, 0.0, 1.0))))
     assert len(read_advice(tmp_path)) == limit
 
 
-def test_the_replay_hook_hands_on_what_it_takes(tmp_path):
+def test_the_replay_hook_calls_its_listeners(tmp_path):
     log = make_log(tmp_path / "advice.jsonl")
     hook = DreamerReplayHook(
         build_replay(num_envs=1, buffer_size=20, batch_size=2, seq_len=4),
@@ -70,10 +87,10 @@ def test_the_replay_hook_hands_on_what_it_takes(tmp_path):
         replay_ratio=1.0,
         learning_starts=0,
         late=LateAdvice(),
-        # Handed out once: whoever wants it too must be told.
-        take_late=iter([[(1, Advice(logits=(0.0, 0.0, 1.0)))], []]).__next__,
+        answers=log.service.answers,
     )
-    hook.listeners.append(log.late)
+    hook.listeners.append(log.write_late)
+    log.service.known[1] = Advice(logits=(0.0, 0.0, 1.0))
     hook.write_late()
     log(batch([[1, 0, 0]], [[False] * 3]))
     hook.write_late()

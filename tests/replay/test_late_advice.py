@@ -8,18 +8,18 @@ from tensordict import TensorDict
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.replay import LateAdvice
-from lore_torchrl.replay.late_advice import OpenQuestions
 
 N_ACTIONS = 3
 
 
-def rows(ids, members=None, mask=None):
+def rows(ids, members=None, mask=None, fallback=None):
     """Records that wait for the questions ``ids``; 0 waits for none."""
     count = len(ids)
     advice = {
         keys.PRIOR_LOGITS: torch.zeros(count, N_ACTIONS),
         keys.CONFIDENCE: torch.zeros(count, 1),
         keys.MASK: torch.tensor(mask or [False] * count).reshape(-1, 1),
+        keys.FALLBACK: torch.tensor(fallback or [False] * count).reshape(-1, 1),
         keys.ADVICE_ID: torch.tensor(ids).reshape(-1, 1),
     }
     env_index = torch.tensor(members or [0] * count)
@@ -28,6 +28,11 @@ def rows(ids, members=None, mask=None):
 
 def advice(number, confidence=0.5):
     return Advice(logits=(0.0, float(number), -1.0), confidence=confidence)
+
+
+def answered(answers):
+    """Answer those questions, as the service does."""
+    return lambda ids: {number: answers[number] for number in ids if number in answers}
 
 
 def store(late, replay, *args, **kwargs):
@@ -44,11 +49,11 @@ def test_answers_reach_their_rows_and_no_others():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [0, 5, 7, 5], members=[0, 0, 0, 1])
     assert len(late) == 3
-    assert late.apply(replay, [(5, advice(2)), (9, advice(9))]) == 2
+    assert late.apply(replay, answered({5: advice(2), 9: advice(9)})) == 2
     assert stored(replay, 0) == ([0, 2, 0], [False, True, False])
     assert stored(replay, 1) == ([2], [True])
     assert replay[0][:]["next", keys.CONFIDENCE].flatten().tolist() == [0, 0.5, 0]
-    assert late.apply(replay, [(7, advice(3, confidence=1.0))]) == 1
+    assert late.apply(replay, answered({7: advice(3, confidence=1.0)})) == 1
     assert stored(replay, 0) == ([0, 2, 3], [False, True, True])
     assert late.stats() == {"late_rows": 3, "late_rows_missed": 0, "late_rows_waiting": 0}
 
@@ -59,13 +64,14 @@ def test_rows_with_advice_wait_for_none():
     assert len(late) == 1
 
 
-def test_an_answer_takes_the_place_of_the_advice_that_stood_in_for_it():
+def test_an_answer_replaces_the_fallback_for_it():
     replay, late = make_replay(6), LateAdvice()
-    store(late, replay, [-4, 4, -5], mask=[True, True, True])
+    store(late, replay, [4, 4, 5], mask=[True] * 3, fallback=[True, False, True])
     assert len(late) == 2
-    assert late.apply(replay, [(4, advice(2)), (5, None)]) == 1
+    assert late.apply(replay, answered({4: advice(2), 5: None})) == 1
     assert stored(replay, 0) == ([2, 0, 0], [True, True, True])
-    assert replay[0][:]["next", keys.ADVICE_ID].flatten().tolist() == [4, 4, -5]
+    assert replay[0][:]["next", keys.ADVICE_ID].flatten().tolist() == [4, 4, 5]
+    assert replay[0][:]["next", keys.FALLBACK].flatten().tolist() == [False, False, True]
     assert late.stats() == {"late_rows": 1, "late_rows_missed": 1, "late_rows_waiting": 0}
 
 
@@ -73,77 +79,53 @@ def test_a_slot_written_anew_is_left_alone():
     replay, late = make_replay(capacity=3, members=1), LateAdvice()
     store(late, replay, [5, 5, 0])
     store(late, replay, [6])  # takes the slot of the first
-    assert late.apply(replay, [(5, advice(2))]) == 1
+    assert late.apply(replay, answered({5: advice(2)})) == 1
     assert stored(replay, 0) == ([0, 2, 0], [False, True, False])
-    assert late.apply(replay, [(6, advice(4))]) == 1
+    assert late.apply(replay, answered({6: advice(4)})) == 1
     assert stored(replay, 0) == ([4, 2, 0], [True, True, False])
     assert late.stats()["late_rows_missed"] == 1
-
-
-def test_an_answer_may_come_before_its_row():
-    replay, late = make_replay(6), LateAdvice()
-    store(late, replay, [0])
-    assert late.apply(replay, [(5, advice(2))]) == 0
-    store(late, replay, [5])
-    assert late.apply(replay) == 1
-    assert stored(replay, 0) == ([0, 2], [False, True])
 
 
 def test_a_lost_question_frees_its_rows():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5, 5])
-    assert late.apply(replay, [(5, None)]) == 0
+    assert late.apply(replay, answered({5: None})) == 0
     assert late.stats() == {"late_rows": 0, "late_rows_missed": 2, "late_rows_waiting": 0}
 
 
 def test_the_largest_number_that_advice_may_hold_is_kept():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5])
-    late.apply(replay, [(5, advice(1e30))])
+    late.apply(replay, answered({5: advice(1e30)}))
     numbers, masks = stored(replay, 0)
     assert masks == [True] and numbers == [torch.tensor(1e30).item()]
 
 
 def test_memory_is_bounded():
-    replay, late = make_replay(capacity=100), LateAdvice(max_rows=4, max_answers=2)
+    replay, late = make_replay(capacity=100), LateAdvice(max_rows=4)
     for number in range(1, 11):
         store(late, replay, [number, number])
     assert len(late) == 4 and late.missed == 16
-    late.apply(replay, [(number, advice(number)) for number in range(1, 100)])
-    assert len(late) == 0 and len(late._answers) == 2
-    assert sum(stored(replay, 0)[1]) == 4
-
-
-def test_questions_whose_answer_never_comes_are_forgotten():
-    questions = OpenQuestions()
-    ids = torch.arange(1, 3_001).reshape(1, -1, 1)
-    batch = {keys.ADVICE_ID: ids, keys.MASK: torch.zeros_like(ids, dtype=torch.bool)}
-    questions.note(TensorDict(batch, ids.shape[:2]), lambda number, env, time: (number, time))
-    assert len(questions) == 1_024
-    assert questions.take([(number, advice(0)) for number in range(4_000, 9_000)]) == []
-    assert len(questions._answers) == 1_024
-    assert [told for told, _ in questions.take([(1, advice(0)), (3_000, advice(0))])] == [
-        (3_000, 2_999)
-    ]
+    late.apply(replay, answered({number: advice(number) for number in range(1, 100)}))
+    assert len(late) == 0 and sum(stored(replay, 0)[1]) == 4
 
 
 def test_counters_are_restored_and_nothing_waits():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5, 6])
-    late.apply(replay, [(5, advice(1))])
+    late.apply(replay, answered({5: advice(1)}))
     resumed = LateAdvice()
     resumed.load_state_dict(late.state_dict())
     assert resumed.stats() == {"late_rows": 1, "late_rows_missed": 1, "late_rows_waiting": 0}
 
 
-@pytest.mark.parametrize("name", ["max_rows", "max_answers"])
-def test_bad_input_is_named(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        LateAdvice(**{name: 0})
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="max_rows must be at least 1, got 0"):
+        LateAdvice(max_rows=0)
 
 
 def test_a_whole_number_as_confidence_is_one_like_any_other():
     late, replay = LateAdvice(), make_replay(6)
     store(late, replay, [7])
-    late.apply(replay, [(7, advice(2, confidence=1))])
+    late.apply(replay, answered({7: advice(2, confidence=1)}))
     assert late.written == 1

@@ -37,7 +37,7 @@ def buy_for_ever(path, acknowledge):
     for n in range(10_000):
         budget.spend()
         acknowledge(f"spent {n}\n")
-        cache.put(f"key {n}", advice(n), coarse="room")
+        cache.put(f"key {n}", advice(n), abstract_state="room")
         acknowledge(f"kept {n}\n")
 
 

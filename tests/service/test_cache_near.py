@@ -44,15 +44,15 @@ def travelled(cache):
 
 def test_a_coarse_key_gives_the_latest_of_its_advice(make):
     cache = make()
-    cache.put("a", advice(1.0), coarse="room")
-    cache.put("b", advice(2.0), coarse="room")
+    cache.put("a", advice(1.0), abstract_state="room")
+    cache.put("b", advice(2.0), abstract_state="room")
     assert cache.get("x", "room") == advice(2.0)
     assert cache.get("a", "room") == advice(1.0)
     assert cache.get("x", "hall") is None
     assert cache.get("x") is None
-    cache.put("a", advice(3.0), coarse="room")
+    cache.put("a", advice(3.0), abstract_state="room")
     assert cache.get("x", "room") == advice(3.0)
-    cache.put("a", advice(4.0), coarse="hall")
+    cache.put("a", advice(4.0), abstract_state="hall")
     assert cache.get("x", "room") == advice(2.0)
     assert counters(cache) == (1, 3, 2, 0)
 
@@ -79,7 +79,7 @@ def test_without_a_radius_latents_say_nothing(make):
 def test_exact_goes_before_coarse_and_coarse_before_latent(make):
     cache = make(radius=1.0)
     cache.put("a", advice(1.0), latent=[0.0])
-    cache.put("b", advice(2.0), coarse="room")
+    cache.put("b", advice(2.0), abstract_state="room")
     cache.put("c", advice(3.0))
     assert cache.get("c", "room", [0.0]) == advice(3.0)
     assert cache.get("x", "room", [0.0]) == advice(2.0)
@@ -88,8 +88,8 @@ def test_exact_goes_before_coarse_and_coarse_before_latent(make):
 
 def test_the_latest_under_a_coarse_key_is_not_the_last_used(make):
     cache = make()
-    cache.put("a", advice(1.0), coarse="room")
-    cache.put("b", advice(2.0), coarse="room")
+    cache.put("a", advice(1.0), abstract_state="room")
+    cache.put("b", advice(2.0), abstract_state="room")
     cache.get("a")
     restored = make()
     restored.load_state_dict(travelled(cache))
@@ -98,7 +98,7 @@ def test_the_latest_under_a_coarse_key_is_not_the_last_used(make):
 
 def test_what_the_memory_drops_is_no_neighbour():
     cache = AdviceCache(max_entries=1, radius=1.0)
-    cache.put("a", advice(1.0), coarse="room", latent=[0.0])
+    cache.put("a", advice(1.0), abstract_state="room", latent=[0.0])
     cache.put("b", advice(2.0))
     assert cache.get("x", "room", [0.0]) is None
 
@@ -125,9 +125,9 @@ def test_nearest_agrees_with_a_search_by_hand(points, at, radius):
 
 def test_expires_after_steps(make):
     cache = make(ttl_steps=10)
-    cache.put("a", advice(1.0), coarse="room")
+    cache.put("a", advice(1.0), abstract_state="room")
     cache.advance(9)
-    cache.put("b", advice(2.0), coarse="hall")
+    cache.put("b", advice(2.0), abstract_state="hall")
     assert cache.get("a") and cache.get("x", "room")
     cache.advance(1)
     assert "a" not in cache and cache.peek("x", "room") is None
@@ -141,10 +141,10 @@ def test_expires_after_steps(make):
 
 def test_an_expired_neighbour_makes_way_for_the_next(make):
     cache = make(ttl_steps=10, radius=5.0)
-    cache.put("old", advice(1.0), coarse="hall", latent=[0.0])
+    cache.put("old", advice(1.0), abstract_state="hall", latent=[0.0])
     cache.advance(5)
-    cache.put("new", advice(2.0), coarse="hall", latent=[2.0])
-    cache.put("old", advice(1.0), coarse="hall", latent=[0.0])
+    cache.put("new", advice(2.0), abstract_state="hall", latent=[2.0])
+    cache.put("old", advice(1.0), abstract_state="hall", latent=[0.0])
     cache._entries["old"].born = 0
     cache.advance(5)
     assert cache.get("x", "hall") == advice(2.0)
@@ -159,7 +159,9 @@ def test_an_expired_neighbour_makes_way_for_the_next(make):
 def test_contents_are_equal_across_a_restart(store, with_state):
     cache = AdviceCache(store=store, radius=1.0)
     for n in range(5):
-        cache.put(f"key {n}", advice(n / 7, 1e-300), coarse=f"room {n % 2}", latent=[n / 3, 0.1])
+        cache.put(
+            f"key {n}", advice(n / 7, 1e-300), abstract_state=f"room {n % 2}", latent=[n / 3, 0.1]
+        )
     cache.get("key 1")
     cache.pull()
     state = travelled(cache)
@@ -193,7 +195,7 @@ def test_what_was_bought_after_the_checkpoint_is_not_lost(store):
 
 def test_a_lost_file_is_written_again_from_the_checkpoint(store, tmp_path):
     cache = AdviceCache(store=store)
-    cache.put("a", advice(1.0), coarse="room", latent=[0.5])
+    cache.put("a", advice(1.0), abstract_state="room", latent=[0.5])
     elsewhere = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"))
     elsewhere.load_state_dict(travelled(cache))
     third = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"), radius=1.0)
@@ -203,7 +205,7 @@ def test_a_lost_file_is_written_again_from_the_checkpoint(store, tmp_path):
 def test_entries_of_another_process_are_found_on_a_miss(store):
     ours, theirs = AdviceCache(store=store), AdviceCache(store=AdviceStore(store.path))
     assert ours.get("a") is None
-    theirs.put("a", advice(1.0), coarse="room")
+    theirs.put("a", advice(1.0), abstract_state="room")
     assert ours.get("x", "room") == advice(1.0)
     theirs.put("a", advice(2.0))
     assert ours.get("a") == advice(1.0)  # a hit asks nobody
@@ -237,7 +239,7 @@ def test_what_has_expired_does_not_come_back_from_the_store(store):
 
 def test_prefixes_are_apart(store, caplog):
     cache = AdviceCache(store=store, prefix="prompt 1:", radius=1.0)
-    cache.put("a", advice(1.0), coarse="room", latent=[0.0])
+    cache.put("a", advice(1.0), abstract_state="room", latent=[0.0])
     other = AdviceCache(store=store, prefix="prompt 2:", radius=1.0)
     with caplog.at_level("WARNING", logger="torchrl"):
         other.load_state_dict(travelled(cache))
@@ -272,7 +274,9 @@ operations = st.lists(
 def apply(cache, operation, n):
     kind, key, coarse = operation
     if kind == "put":
-        return cache.put(str(key), advice(float(n)), coarse=str(coarse), latent=[key, coarse])
+        return cache.put(
+            str(key), advice(float(n)), abstract_state=str(coarse), latent=[key, coarse]
+        )
     if kind == "get":
         return cache.get(str(key), str(coarse), [key + 0.25, coarse])
     return cache.advance(key)

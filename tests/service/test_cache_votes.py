@@ -8,7 +8,7 @@ import torch
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.service import AdviceCache
-from lore_torchrl.service.votes import average
+from lore_torchrl.service.cache import average
 
 LEFT, RIGHT = Advice(logits=(3.0, 0.0)), Advice(logits=(0.0, 3.0))
 
@@ -42,80 +42,80 @@ def test_steep_answers_stay_finite():
 
 
 def test_a_wrong_answer_is_outvoted_even_in_its_own_situation():
-    cache = AdviceCache(votes=3)
+    cache = AdviceCache(answers_per_state=3)
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
-        cache.put(key, advice, coarse="hall")
-    assert top(cache.get("a", coarse="hall")) == 1
-    assert top(cache.get("new", coarse="hall")) == 1
+        cache.put(key, advice, abstract_state="hall")
+    assert top(cache.get("a", abstract_state="hall")) == 1
+    assert top(cache.get("new", abstract_state="hall")) == 1
     assert (cache.hits, cache.near_hits) == (1, 1)
 
 
 def test_a_second_answer_about_a_situation_is_its_own():
-    cache = AdviceCache(votes=3)
-    cache.put("a", LEFT, coarse="hall")
+    cache = AdviceCache(answers_per_state=3)
+    cache.put("a", LEFT, abstract_state="hall")
     cache.refute("a", 0)
-    cache.put("a", RIGHT, coarse="hall")
-    assert top(cache.get("a", coarse="hall")) == 1
+    cache.put("a", RIGHT, abstract_state="hall")
+    assert top(cache.get("a", abstract_state="hall")) == 1
     assert (cache.hits, cache.near_hits) == (1, 0)
 
 
 def test_without_votes_each_answer_stands_for_itself():
     cache = AdviceCache()
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
-        cache.put(key, advice, coarse="hall")
-    assert cache.get("a", coarse="hall") == LEFT
+        cache.put(key, advice, abstract_state="hall")
+    assert cache.get("a", abstract_state="hall") == LEFT
     assert not cache.wants("new", "hall", known=True)
 
 
 def visit(cache: AdviceCache, key: str, times: int) -> None:
     for _ in range(times):
-        cache.get(key, coarse="hall")
+        cache.get(key, abstract_state="hall")
 
 
 def test_a_class_wants_answers_the_more_it_is_visited():
-    cache = AdviceCache(votes=3, vote_visits=2)
+    cache = AdviceCache(answers_per_state=3, first_visits=2)
     assert cache.wants("a", "hall")
-    cache.put("a", LEFT, coarse="hall")
+    cache.put("a", LEFT, abstract_state="hall")
     visit(cache, "a", 1)
     assert not cache.wants("a", "hall", known=True)
     visit(cache, "b", 1)
     assert cache.wants("a", "hall", known=True) and cache.wants("b", "hall", known=True)
     assert not cache.wants("c", "other room", known=True)
-    cache.put("b", LEFT, coarse="hall")
+    cache.put("b", LEFT, abstract_state="hall")
     visit(cache, "b", 3)
     assert not cache.wants("c", "hall", known=True), "the third vote takes twice the visits"
     visit(cache, "b", 1)
     assert cache.wants("c", "hall", known=True)
-    cache.put("c", LEFT, coarse="hall")
+    cache.put("c", LEFT, abstract_state="hall")
     visit(cache, "c", 1_000)
     assert not cache.wants("c", "hall", known=True), "a class with all its votes wants no more"
 
 
 def test_a_peek_is_no_visit():
-    cache = AdviceCache(votes=2, vote_visits=1)
-    cache.put("a", LEFT, coarse="hall")
-    cache.peek("a", coarse="hall")
+    cache = AdviceCache(answers_per_state=2, first_visits=1)
+    cache.put("a", LEFT, abstract_state="hall")
+    cache.peek("a", abstract_state="hall")
     assert not cache.wants("a", "hall", known=True)
 
 
 def test_a_situation_may_vote_more_than_once():
-    cache = AdviceCache(votes=3)
+    cache = AdviceCache(answers_per_state=3)
     for advice in (LEFT, RIGHT, RIGHT):
-        cache.put("a", advice, coarse="hall")
+        cache.put("a", advice, abstract_state="hall")
     assert len(cache) == 3
-    assert top(cache.get("a", coarse="hall")) == 1
+    assert top(cache.get("a", abstract_state="hall")) == 1
 
 
 def test_a_refuted_answer_serves_its_class_but_not_its_situation():
-    cache = AdviceCache(votes=3)
-    cache.put("a", LEFT, coarse="hall")
+    cache = AdviceCache(answers_per_state=3)
+    cache.put("a", LEFT, abstract_state="hall")
     cache.refute("a", 0)
     cache.refute("a", 0)
-    assert cache.get("a", coarse="hall") is None
+    assert cache.get("a", abstract_state="hall") is None
     assert cache.wants("a", "hall")
-    assert cache.get("b", coarse="hall") == LEFT
-    cache.put("a", RIGHT, coarse="hall")
-    assert cache.get("a", coarse="hall") == RIGHT
+    assert cache.get("b", abstract_state="hall") == LEFT
+    cache.put("a", RIGHT, abstract_state="hall")
+    assert cache.get("a", abstract_state="hall") == RIGHT
     assert cache.refuted == 1
 
 
@@ -129,39 +129,39 @@ def test_without_votes_too_a_refuted_answer_makes_way():
 
 
 def test_an_advisor_that_repeats_what_was_refuted_is_not_asked_again():
-    cache = AdviceCache(votes=3)
-    cache.put("a", LEFT, coarse="hall")
+    cache = AdviceCache(answers_per_state=3)
+    cache.put("a", LEFT, abstract_state="hall")
     cache.refute("a", 0)
-    cache.put("a", LEFT, coarse="hall")
+    cache.put("a", LEFT, abstract_state="hall")
     assert not cache.wants("a", "hall")
     assert len(cache) == 1
 
 
 def test_an_expired_answer_does_not_vote():
-    cache = AdviceCache(votes=2, ttl_steps=5)
-    cache.put("a", LEFT, coarse="hall")
+    cache = AdviceCache(answers_per_state=2, ttl_steps=5)
+    cache.put("a", LEFT, abstract_state="hall")
     cache.advance(5)
-    cache.put("b", RIGHT, coarse="hall")
-    assert cache.get("c", coarse="hall") == RIGHT
+    cache.put("b", RIGHT, abstract_state="hall")
+    assert cache.get("c", abstract_state="hall") == RIGHT
 
 
 def test_votes_survive_a_checkpoint():
-    cache = AdviceCache(votes=3)
+    cache = AdviceCache(answers_per_state=3)
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
-        cache.put(key, advice, coarse="hall")
-    cache.put("a", RIGHT, coarse="room")
+        cache.put(key, advice, abstract_state="hall")
+    cache.put("a", RIGHT, abstract_state="room")
     cache.refute("a", 0)
-    cache.put("a", LEFT, coarse="hall")
+    cache.put("a", LEFT, abstract_state="hall")
     visit(cache, "b", 5)
-    other = AdviceCache(votes=3)
+    other = AdviceCache(answers_per_state=3)
     other.load_state_dict(json.loads(json.dumps(cache.state_dict())))
-    assert other.get("a", coarse="hall") == cache.get("a", coarse="hall")
+    assert other.get("a", abstract_state="hall") == cache.get("a", abstract_state="hall")
     assert not other.wants("a", "hall") and other.refuted == 1
     assert other.state_dict() == cache.state_dict()
 
 
 def test_impossible_votes():
-    with pytest.raises(ValueError, match="votes"):
-        AdviceCache(votes=0)
-    with pytest.raises(ValueError, match="vote_visits"):
-        AdviceCache(votes=2, vote_visits=0)
+    with pytest.raises(ValueError, match="answers_per_state"):
+        AdviceCache(answers_per_state=0)
+    with pytest.raises(ValueError, match="first_visits"):
+        AdviceCache(answers_per_state=2, first_visits=0)

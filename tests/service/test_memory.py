@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import tracemalloc
 
@@ -9,7 +10,7 @@ import pytest
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor
-from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, Near
+from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, Query, StepSignals
 
 SIZE = 2**18
 CALLS = 16
@@ -17,6 +18,11 @@ CALLS = 16
 
 def question(n: int) -> AdviceRequest:
     return AdviceRequest(f"It is {n}.", ("left", "right"), str(n), image=bytes(SIZE))
+
+
+def step(service: AdviceService, n: int) -> None:
+    query = Query(str(n), lambda: question(n), abstract_state=f"room {n}")
+    service.step([query], StepSignals([1.0], rewards=[0.0]))
 
 
 class Verbose:
@@ -29,18 +35,18 @@ class Verbose:
 @pytest.mark.parametrize("mode", ["blocking", "async"])
 def test_neither_raw_answers_nor_pictures_stay_in_memory(tmp_path, mode):
     recorder = RecordingAdvisor(Verbose(), tmp_path / "answers.sqlite")
-    cache = AdviceCache(votes=3)
+    cache = AdviceCache(answers_per_state=3)
     service = AdviceService(recorder, budget=CallBudget(100), cache=cache, mode=mode)
     # The first call starts the thread.
     tracemalloc.start()
     try:
         with service:
-            service.consult([question(0)])
+            step(service, 0)
             service.drain(5.0)
             gc.collect()
             before, _ = tracemalloc.get_traced_memory()
             for n in range(1, CALLS):
-                service.consult([question(n)], [Near("room", None)])
+                step(service, n)
                 service.drain(5.0)
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
@@ -51,8 +57,8 @@ def test_neither_raw_answers_nor_pictures_stay_in_memory(tmp_path, mode):
         recorder.close()
     assert after - before < SIZE
     # Who records has seen it.
-    (answer,) = RecordedAdvisor(tmp_path / "answers.sqlite")._answers["7"]
-    assert answer.answer.raw.startswith("7xxx")
+    (answer,) = asyncio.run(RecordedAdvisor(tmp_path / "answers.sqlite").advise([question(7)]))
+    assert answer.raw.startswith("7xxx")
 
 
 def test_a_cache_that_is_used_by_itself_keeps_no_raw_answer():

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("httpx")
 
 from fault_server import FaultServer
+from questions import request, step
 from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.advisors.chat import ChatAdvisor
 from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy
 
@@ -54,12 +54,7 @@ class Steps:
         for steps in range(ROWS, limit + 1, ROWS):
             self.count += 1
             keys = [f"{self.count}.{row}" for row in range(ROWS)]
-            rows = self.service.policy.choose(
-                range(ROWS), betas=[1.0] * ROWS, rewards=[0.0] * ROWS, situations=keys
-            )
-            self.service.consult(
-                [AdviceRequest("A door.", ("wait", "open"), keys[row]) for row in rows]
-            )
+            step(self.service, *keys)
             assert self.service.drain(5.0) == 0
             if self.service.stats()["answered"] > answered:
                 return steps
@@ -95,7 +90,7 @@ def test_questions_that_wait_when_the_server_fails_are_not_sent(mode):
         advisor = chat(server.url, mode=mode, backoff_s=(0.1, 0.1))
         with AdviceService(advisor, budget=ledger, mode="async") as service:
             for key in "abcdefgh":
-                service.submit([AdviceRequest("A door.", ("wait", "open"), key)])
+                service.ask([request(key)])
                 time.sleep(0.02)
             assert service.drain(10.0) == 0
             assert service.stats()["refunded"] == 8 - ledger.spent

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lore_torchrl.service import CallBudget, CallPolicy, Cooldown, MacroBoundaries
+from lore_torchrl.service import CallBudget, CallPolicy, Cooldown, MacroBoundaries, StepSignals
 
 ROWS = 3
 
@@ -15,29 +15,31 @@ def make_policy(total=100, **config):
     return CallPolicy(CallBudget(total), **config)
 
 
-def step(policy, *, betas=(1.0,) * ROWS, candidates=range(ROWS), **seen):
-    """One vector step as the transform and the service do it: choose, then spend."""
-    seen.setdefault("rewards", [0.0] * len(betas))
-    chosen = policy.choose(list(candidates), betas=list(betas), **seen)
+def step(
+    policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), situations=None, **seen
+):
+    """One vector step as the service does it: choose, then spend."""
+    signals = StepSignals(list(scores), **({"rewards": [0.0] * len(scores)} | seen))
+    chosen = policy.choose(list(candidates), signals, served=served, situations=situations)
     policy.budget.spend(len(chosen))
     return chosen
 
 
-def test_asks_for_the_highest_beta_only():
-    assert step(make_policy(), betas=(0.2, 0.9, 0.5)) == [1]
-    assert step(make_policy(), betas=(0.2, 0.9, 0.5), candidates=[0, 2]) == [2]
-    assert step(make_policy(calls_per_step=2), betas=(0.2, 0.9, 0.5)) == [1, 2]
+def test_asks_for_the_highest_score_only():
+    assert step(make_policy(), scores=(0.2, 0.9, 0.5)) == [1]
+    assert step(make_policy(), scores=(0.2, 0.9, 0.5), candidates=[0, 2]) == [2]
+    assert step(make_policy(calls_per_step=2), scores=(0.2, 0.9, 0.5)) == [1, 2]
 
 
-def test_equal_betas_take_turns():
+def test_equal_scores_take_turns():
     policy = make_policy()
     assert [step(policy)[0] for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_min_beta_and_nan_are_not_asked_about():
     policy = make_policy(min_beta=0.5)
-    assert step(policy, betas=(0.49, float("nan"), 0.1)) == []
-    assert step(policy, betas=(0.5, float("nan"), 0.1)) == [0]
+    assert step(policy, scores=(0.49, float("nan"), 0.1)) == []
+    assert step(policy, scores=(0.5, float("nan"), 0.1)) == [0]
 
 
 def test_cooldown_counts_the_steps_of_all_rows():
@@ -79,9 +81,9 @@ def test_without_always_only_a_reset_row_is_asked_about():
 
 def test_a_boundary_waits_until_it_is_served():
     policy = make_policy(always=False)
-    assert step(policy, resets=[True] * ROWS, rewards=None, betas=(0.1, 0.3, 0.2)) == [1]
+    assert step(policy, resets=[True] * ROWS, rewards=None, scores=(0.1, 0.3, 0.2)) == [1]
     assert step(policy) == [2]
-    assert step(policy, candidates=[1, 2], cached=[0]) == []
+    assert step(policy, candidates=[1, 2], served=[0]) == []
     assert step(policy) == []
 
 
@@ -117,7 +119,6 @@ def test_no_call_without_budget():
     assert len(step(policy)) == 2
     assert step(policy) == []
     assert policy.stats() == {
-        "calls": 2.0,
         "budget_left": 0.0,
         "cooldown_left": 0.0,
         "last_call_step": float(ROWS),
@@ -127,7 +128,7 @@ def test_no_call_without_budget():
 
 steps_of_a_run = st.lists(
     st.tuples(
-        st.lists(st.floats(0, 1), min_size=ROWS, max_size=ROWS),  # betas
+        st.lists(st.floats(0, 1), min_size=ROWS, max_size=ROWS),  # scores
         st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),  # resets
         st.sets(st.integers(0, ROWS - 1)),  # candidates
         st.one_of(  # rewards
@@ -161,13 +162,13 @@ def test_no_limit_is_ever_overrun(
         calls_per_step=calls_per_step,
     )
     now, may_ask_at, calls = 0, 0, 0
-    for betas, resets, candidates, rewards, successes in run:
+    for scores, resets, candidates, rewards, successes in run:
         now += 0 if rewards is None else ROWS
         if any(successes):
             may_ask_at = max(may_ask_at, now + after_success)
         chosen = step(
             policy,
-            betas=betas,
+            scores=scores,
             resets=resets,
             candidates=sorted(candidates),
             rewards=rewards,
@@ -180,7 +181,7 @@ def test_no_limit_is_ever_overrun(
         assert set(chosen) <= candidates
         if chosen:
             assert now >= may_ask_at
-            assert all(betas[row] >= min_beta for row in chosen)
+            assert all(scores[row] >= min_beta for row in chosen)
             may_ask_at = max(may_ask_at, now + pause)
 
 
@@ -196,13 +197,13 @@ def test_a_resumed_policy_chooses_the_same(run, cut):
         )
 
     policy = fresh()
-    for t, (betas, resets, candidates, rewards, successes) in enumerate(run):
+    for t, (scores, resets, candidates, rewards, successes) in enumerate(run):
         if t == cut:
             resumed = fresh()
             resumed.load_state_dict(json.loads(json.dumps(policy.state_dict())))
             resumed.budget.load_state_dict(policy.budget.state_dict())
         seen = {
-            "betas": betas,
+            "scores": scores,
             "resets": resets,
             "candidates": sorted(candidates),
             "rewards": rewards,
@@ -221,7 +222,7 @@ def test_a_resumed_policy_chooses_the_same(run, cut):
         (lambda: MacroBoundaries(after_reset=False), "never ask"),
         (lambda: make_policy(min_beta=1.5), "1.5"),
         (lambda: make_policy(calls_per_step=0), "got 0"),
-        (lambda: make_policy().choose([0], betas=[1.0], rewards=[0.0, 0.0]), "2 rows"),
+        (lambda: make_policy().choose([0], StepSignals([1.0], rewards=[0.0, 0.0])), "2 rows"),
     ],
 )
 def test_bad_input_is_named(make, message):

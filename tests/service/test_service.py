@@ -7,9 +7,10 @@ import threading
 import time
 
 import pytest
+from questions import ask, request, step
 from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import (
     AdviceError,
     DeadlineError,
@@ -20,13 +21,15 @@ from lore_torchrl.advisors.errors import (
 from lore_torchrl.advisors.flawed import StaleAdvisor, TurningAdvisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy, Cooldown, desk
-
-ACTIONS = ("left", "right")
-
-
-def request(key: str) -> AdviceRequest:
-    return AdviceRequest(description=f"It is {key}.", actions=ACTIONS, cache_key=key)
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    AdviceStore,
+    CallBudget,
+    CallPolicy,
+    Cooldown,
+    StoreError,
+)
 
 
 class KnownAdvisor:
@@ -72,9 +75,9 @@ def raising(error):
 def test_answers_in_order_and_remembers():
     advisor = KnownAdvisor()
     with make_service(advisor) as service:
-        answers = service.ask([request("aa"), request("b")])
-    assert [answer.logits for answer in answers] == [(0.0, 2.0), (0.0, 1.0)]
-    assert service.lookup("aa") == answers[0]
+        answers = ask(service, [request("aa"), request("b")])
+        assert [answer.logits for answer in answers] == [(0.0, 2.0), (0.0, 1.0)]
+        assert step(service, "aa")[0].advice == service.lookup("aa") == answers[0]
     assert service.budget.spent == 2
     stats = service.stats()
     assert stats.pop("latency_p50_s") > 0 and stats.pop("latency_p95_s") > 0
@@ -92,8 +95,8 @@ def test_answers_in_order_and_remembers():
 def test_equal_keys_are_asked_once_and_cached_keys_never():
     advisor = KnownAdvisor()
     with make_service(advisor) as service:
-        first, second = service.ask([request("a"), request("a")])
-        third, other = service.ask([request("a"), request("bb")])
+        first, second = ask(service, [request("a"), request("a")])
+        third, other = ask(service, [request("a"), request("bb")])
     assert first == second == third != other
     assert advisor.asked == [["a"], ["bb"]]
     assert service.budget.spent == 2
@@ -102,8 +105,8 @@ def test_equal_keys_are_asked_once_and_cached_keys_never():
 def test_beyond_the_budget_nothing_is_asked():
     advisor = KnownAdvisor()
     with make_service(advisor, total=1) as service:
-        answers = service.ask([request("a"), request("b")])
-        assert service.ask([request("c")]) == [None]
+        answers = ask(service, [request("a"), request("b")])
+        assert ask(service, [request("c")]) == [None]
     assert answers[0] is not None and answers[1] is None
     assert advisor.asked == [["a"]]
     assert service.errors == {"budget": 2}
@@ -113,7 +116,7 @@ def test_the_budget_is_spent_before_the_call():
     seen = []
     service = make_service(Answering(lambda requests: seen.append(service.budget.spent)))
     with service:
-        service.ask([request("a")])
+        ask(service, [request("a")])
     assert seen == [1]
 
 
@@ -138,7 +141,7 @@ def test_a_failure_is_counted_and_the_run_goes_on(monkeypatch, answer, kind):
     monkeypatch.setattr(torchrl_logger, "warning", warnings.append)
     with make_service(Answering(answer)) as service:
         for _ in range(3):
-            assert service.ask([request("a")]) == [None]
+            assert ask(service, [request("a")]) == [None]
     assert service.errors == {kind: 3}
     # One line for the kind, and one if three in a row stop the asking.
     assert 1 <= len(warnings) <= 2 and all(kind in line for line in warnings)
@@ -150,7 +153,7 @@ def test_a_failure_is_counted_and_the_run_goes_on(monkeypatch, answer, kind):
 def test_one_bad_answer_leaves_the_others():
     good = Advice(logits=(0.0, 1.0))
     with make_service(Answering(lambda requests: [good, None])) as service:
-        assert service.ask([request("a"), request("b")]) == [good, None]
+        assert ask(service, [request("a"), request("b")]) == [good, None]
     assert service.stats()["answered"] == service.stats()["failed"] == 1
 
 
@@ -158,13 +161,12 @@ def test_a_late_answer_is_given_up_at_the_deadline():
     service = make_service(Answering(lambda requests: asyncio.sleep(60)), timeout_s=0.05)
     with service:
         start = time.perf_counter()
-        assert service.ask([request("a"), request("b")]) == [None, None]
+        assert ask(service, [request("a"), request("b")]) == [None, None]
         assert time.perf_counter() - start < 2.0
     assert service.errors == {"timeout": 2}
 
 
-def test_an_advisor_that_blocks_its_loop_is_left_behind(monkeypatch):
-    monkeypatch.setattr(desk, "_GRACE_S", 0.05)
+def test_an_advisor_that_blocks_its_loop_is_left_behind():
     release = threading.Event()
     stuck = [True]
 
@@ -174,9 +176,9 @@ def test_an_advisor_that_blocks_its_loop_is_left_behind(monkeypatch):
         return [Advice(logits=(0.0, 1.0))]
 
     with make_service(Answering(answer), timeout_s=0.05) as service:
-        assert service.ask([request("a")]) == [None]
+        assert ask(service, [request("a")]) == [None]
         stuck.append(False)
-        assert service.ask([request("b")]) != [None]
+        assert ask(service, [request("b")]) != [None]
         release.set()
     assert service.errors == {"timeout": 1}
 
@@ -184,7 +186,7 @@ def test_an_advisor_that_blocks_its_loop_is_left_behind(monkeypatch):
 def test_keyboard_interrupt_passes_through():
     service = make_service(Answering(raising(KeyboardInterrupt())))
     with service, pytest.raises(KeyboardInterrupt):
-        service.ask([request("a")])
+        ask(service, [request("a")])
     assert service.budget.spent == 1
     assert not service.errors
 
@@ -193,7 +195,7 @@ def test_works_inside_a_running_loop():
     service = make_service(KnownAdvisor())
 
     async def cell():
-        return service.ask([request("a")])
+        return ask(service, [request("a")])
 
     with service:
         assert asyncio.run(cell())[0].logits == (0.0, 1.0)
@@ -206,32 +208,48 @@ def test_the_thread_starts_late_and_ends_with_close():
     before = len(threads())
     service = make_service(KnownAdvisor())
     assert len(threads()) == before
-    service.ask([request("a")])
+    ask(service, [request("a")])
     assert len(threads()) == before + 1
     service.close()
     service.close()
     assert len(threads()) == before
-    assert service.ask([request("b")])[0] is not None
+    assert ask(service, [request("b")])[0] is not None
     service.close()
 
 
-def test_pickles_without_its_thread():
-    service = make_service(KnownAdvisor())
-    with service:
-        service.ask([request("a")])
+def test_a_copy_in_another_process_spends_from_the_same_ledger(tmp_path):
+    budget = CallBudget(2, store=AdviceStore(tmp_path / "advice.sqlite"))
+    cache = AdviceCache(store=budget.store)
+    with AdviceService(KnownAdvisor(), budget=budget, cache=cache) as service:
+        ask(service, [request("a")])
         copy = pickle.loads(pickle.dumps(service))
-    assert copy.lookup("a") == service.lookup("a")
-    assert copy.policy.budget is copy.budget
-    with copy:
-        assert copy.ask([request("bb")])[0].logits == (0.0, 2.0)
-    assert copy.budget.spent == 2 and service.budget.spent == 1
+        assert copy.policy.budget is copy.budget
+        assert copy.lookup("a") == service.lookup("a")
+        with copy:
+            assert ask(copy, [request("bb"), request("c")])[0].logits == (0.0, 2.0)
+        # Neither can ask more, and each counts its own calls.
+        assert ask(service, [request("d")]) == [None]
+    assert copy.budget.spent == service.budget.spent == 2
+    assert copy.stats()["calls"] == service.stats()["calls"] == 1
+    assert copy.budget.own_calls == service.budget.own_calls == 1
+
+
+def test_a_copy_that_would_spend_the_budget_again_is_refused():
+    with pytest.raises(TypeError, match=r"store=AdviceStore\(path\)"):
+        pickle.dumps(make_service(KnownAdvisor()))
+
+
+def test_a_copy_whose_late_answers_would_be_lost_is_refused(tmp_path):
+    budget = CallBudget(2, store=AdviceStore(tmp_path / "advice.sqlite"))
+    with pytest.raises(TypeError, match="mode='blocking'"):
+        pickle.dumps(AdviceService(KnownAdvisor(), budget=budget, mode="async"))
 
 
 def test_state_survives_json():
     service = make_service(KnownAdvisor(), total=4)
     with service:
-        service.ask([request("a"), request("bb")])
-    service.lookup("a"), service.lookup("x")
+        ask(service, [request("a"), request("bb")])
+        step(service, "a", "x")
     service.policy.cooldown.left = 3
     service.errors["timeout"] += 2
 
@@ -241,7 +259,7 @@ def test_state_survives_json():
     assert restored.stats() == service.stats() | timed
     assert restored.errors == {"timeout": 2}
     assert restored.lookup("bb").logits == (0.0, 2.0)
-    assert restored.advisor.asked == [["a", "bb"]]
+    assert restored.advisor.asked == [["a", "bb"], ["x"]]
 
 
 def test_bad_input_is_named():
@@ -256,8 +274,6 @@ def test_bad_input_is_named():
         make_service(KnownAdvisor(), mode="eager")
     with pytest.raises(ValueError, match="max_in_flight must be at least 1, got 0"):
         make_service(KnownAdvisor(), max_in_flight=0)
-    with pytest.raises(RuntimeError, match="mode='async'"):
-        make_service(KnownAdvisor()).submit([request("a")])
 
 
 def test_each_failed_answer_is_counted_by_its_kind_and_charged():
@@ -267,7 +283,7 @@ def test_each_failed_answer_is_counted_by_its_kind_and_charged():
         None,
     ]
     with make_service(Answering(lambda requests: answers)) as service:
-        assert service.ask([request(key) for key in "abc"]) == [answers[0], None, None]
+        assert ask(service, [request(key) for key in "abc"]) == [answers[0], None, None]
     assert service.errors == {"status_429": 1, "unanswered": 1}
     assert service.stats()["tokens"] == service.budget.tokens == 13
     assert service.stats()["cost"] == service.budget.cost == 0.75
@@ -277,7 +293,7 @@ def test_each_failed_answer_is_counted_by_its_kind_and_charged():
 def test_a_failed_batch_is_charged_once():
     error = AdviceError("cut off", usage=Usage(7))
     with make_service(Answering(raising(error))) as service:
-        service.ask([request("a"), request("b")])
+        ask(service, [request("a"), request("b")])
     assert service.errors == {"advice": 2}
     assert service.budget.tokens == 7
 
@@ -292,7 +308,7 @@ def test_a_failed_batch_is_charged_once():
 def test_a_fatal_error_reaches_the_caller(answer):
     with make_service(Answering(answer)) as service:
         with pytest.raises(FatalAdviceError, match="not in the recording"):
-            service.ask([request("a")])
+            ask(service, [request("a")])
         assert not service.errors
         assert service.stats()["lost"] == 1
 
@@ -301,11 +317,11 @@ def test_another_prompt_does_not_share_answers():
     advisor = KnownAdvisor()
     with make_service(advisor) as service:
         advisor.cache_prefix = "prompt 1"
-        service.ask([request("a")])
+        ask(service, [request("a")])
         assert service.lookup("a") is not None
         advisor.cache_prefix = "prompt 2"
         assert service.lookup("a") is None
-        service.ask([request("a")])
+        ask(service, [request("a")])
     assert advisor.asked == [["a"], ["a"]]
 
 
@@ -316,15 +332,13 @@ def test_results_reach_the_policy():
     with make_service(advisor) as service:
         outages = []
         for _ in range(3):
-            service.ask([request("a")])
+            ask(service, [request("a")])
             outages.append(service.policy.outage.out)
     # Nothing to say is no failure of the advisor's.
     assert outages == [False, True, False]
 
 
 def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatch):
-    from lore_torchrl.service.store import AdviceStore, StoreError
-
     store = AdviceStore(tmp_path / "advice.sqlite")
     budget = CallBudget(5, store=store)
 
@@ -333,20 +347,18 @@ def test_a_disk_that_fails_costs_the_advice_and_not_the_run(tmp_path, monkeypatc
             return [Advice(logits=(0.0, 3.0)) for _ in requests]
 
     with AdviceService(Right(), budget=budget, cache=AdviceCache(store=store)) as service:
-        request = AdviceRequest("a wall", ("forward", "right"), "wall")
-        assert service.ask([request])[0] is not None
+        assert ask(service, [request("wall")]) != [None]
         assert service.stats()["budget_left"] == 4
 
         def full(*args, **kwargs):
             raise StoreError("disk full")
 
         monkeypatch.setattr(store, "write", full)
-        other = AdviceRequest("a door", ("forward", "right"), "door")
-        assert service.ask([other]) == [None]
+        assert ask(service, [request("door")]) == [None]
         assert service.lookup("wall") is not None
         monkeypatch.setattr(store, "read", full)
         assert service.lookup("nothing") is None
-        assert service.consult([other])[0].advice is None
+        assert step(service, "door")[0].advice is None
         assert service.state_dict()["cache"]["entries"][0][0] == "wall"
         assert service.errors["store"] >= 4
         assert service.stats()["calls"] == 1
@@ -358,10 +370,10 @@ def test_an_advisor_whose_advise_is_not_async_is_named():
             return [Advice((1.0, 0.0)) for _ in requests]
 
     with make_service(Plain()) as service, pytest.raises(FatalAdviceError, match="async def"):
-        service.ask([request("a")])
+        ask(service, [request("a")])
 
 
-def test_another_advisor_begins_anew_with_the_answers_that_there_are(tmp_path):
+def test_another_advisor_starts_fresh_with_the_answers_that_there_are(tmp_path):
     def planner(request):
         return [0.0, 1.0]
 
@@ -371,7 +383,7 @@ def test_another_advisor_begins_anew_with_the_answers_that_there_are(tmp_path):
 
     for saved, before in enumerate(advisors()):
         with make_service(before) as service:
-            service.ask([request("a")])
+            ask(service, [request("a")])
             state = json.loads(json.dumps(service.state_dict()))
         for loaded, after in enumerate(advisors()):
             with make_service(after) as service:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import threading
 import time
 
 import pytest
+from questions import request, step
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError
-from lore_torchrl.service import AdviceService, CallBudget, desk
-
-ACTIONS = ("left", "right")
-
-
-def request(key: str) -> AdviceRequest:
-    return AdviceRequest(description=f"It is {key}.", actions=ACTIONS, cache_key=key)
+from lore_torchrl.service import AdviceService, CallBudget
 
 
 class Held:
@@ -42,8 +36,10 @@ class Held:
     def answer(key):
         return Advice(logits=(0.0, float(len(key))))
 
-    def __reduce__(self):
-        return Held, (self.failing,)
+
+def numbers(service, *keys):
+    """Ask whatever the policy says, and return the numbers of the questions."""
+    return [reply.advice_id for reply in service.ask([request(key) for key in keys])]
 
 
 def make_service(advisor, total=10, **config):
@@ -62,15 +58,14 @@ def settled(service):
 def test_a_question_gets_an_id_at_once_and_its_answer_later():
     advisor = Held()
     with make_service(advisor) as service:
-        ids = service.submit([request("a"), request("bb")])
+        ids = numbers(service, "a", "bb")
         assert ids == [1, 2]
         assert service.budget.spent == 2
-        assert service.lookup("a") is None and service.take_late() == []
+        assert service.lookup("a") is None and service.answers(ids) == {}
         assert settled(service)["in_flight"] == 2
         advisor.let.set()
         assert service.drain(10.0) == 0
-        assert service.take_late() == [(1, Held.answer("a")), (2, Held.answer("bb"))]
-        assert service.take_late() == []
+        assert service.answers(ids) == {1: Held.answer("a"), 2: Held.answer("bb")}
         assert service.lookup("a") == Held.answer("a")
         stats = settled(service)
     assert stats["late"] == 2 and stats["in_time"] == stats["lost"] == stats["in_flight"] == 0
@@ -80,13 +75,13 @@ def test_a_question_gets_an_id_at_once_and_its_answer_later():
 def test_a_situation_in_flight_is_not_asked_about_twice():
     advisor = Held()
     with make_service(advisor) as service:
-        assert service.submit([request("a"), request("a")]) == [1, 1]
-        assert service.submit([request("b"), request("a")]) == [2, 1]
-        assert service.find("a") == (1, None)
+        assert numbers(service, "a", "a") == [1, 1]
+        assert numbers(service, "b", "a") == [2, 1]
+        assert step(service, "a") == [(1, None, False)]
         advisor.let.set()
         service.drain(10.0)
-        assert service.submit([request("a")]) == [0]
-        assert service.find("a") == (0, Held.answer("a"))
+        assert numbers(service, "a") == [0]
+        assert step(service, "a") == [(0, Held.answer("a"), False)]
     assert sorted(advisor.asked) == ["a", "b"]
     assert service.budget.spent == 2
 
@@ -94,22 +89,21 @@ def test_a_situation_in_flight_is_not_asked_about_twice():
 def test_no_more_than_allowed_are_in_flight():
     advisor = Held()
     with make_service(advisor, max_in_flight=2) as service:
-        assert service.submit([request("a"), request("b"), request("c")]) == [1, 2, 0]
-        assert service.room == 0
-        assert service.submit([request("d")]) == [0]
+        assert numbers(service, "a", "b", "c") == [1, 2, 0]
+        assert step(service, "e") == [(0, None, False)], "nor by a step, which is no error"
+        assert numbers(service, "d") == [0]
         assert service.errors == {"in_flight": 2}
         assert service.budget.spent == 2
         advisor.let.set()
         service.drain(10.0)
-        assert service.room == 2
-        assert service.submit([request("d")]) == [3]
+        assert numbers(service, "d") == [3]
 
 
 def test_the_budget_is_never_exceeded():
     advisor = Held()
     advisor.let.set()
     with make_service(advisor, total=3) as service:
-        ids = [i for n in range(5) for i in service.submit([request(f"{n}"), request(f"{n}x")])]
+        ids = [i for n in range(5) for i in numbers(service, f"{n}", f"{n}x")]
         service.drain(10.0)
     assert sum(map(bool, ids)) == service.budget.spent == len(advisor.asked) == 3
     assert service.errors["budget"] == 7
@@ -119,25 +113,25 @@ def test_failures_are_lost_and_told():
     advisor = Held(failing=("b",))
     advisor.let.set()
     with make_service(advisor) as service:
-        service.submit([request("a"), request("b")])
+        numbers(service, "a", "b")
         service.drain(10.0)
-        assert service.take_late() == [(1, Held.answer("a")), (2, None)]
+        assert service.answers([1, 2]) == {1: Held.answer("a"), 2: None}
         stats = settled(service)
         assert stats["failed"] == stats["lost"] == 1
         assert service.errors == {"advice": 1}
         # What has failed may be asked about again, under another number.
-        assert service.submit([request("b")]) == [3]
+        assert numbers(service, "b") == [3]
 
 
 def test_closing_with_questions_in_flight_is_bounded():
     service = make_service(Held())
-    service.submit([request("a")])
+    numbers(service, "a")
     start = time.perf_counter()
     service.close(drain_s=0.1)
     assert time.perf_counter() - start < 5.0
     assert settled(service)["lost"] == 1
     assert service.budget.spent == 1
-    assert service.take_late() == [(1, None)]
+    assert service.answers([1]) == {1: None}
     service.close()
     assert settled(service)["lost"] == 1
 
@@ -145,7 +139,7 @@ def test_closing_with_questions_in_flight_is_bounded():
 def test_closing_waits_for_what_comes_within_the_bound():
     advisor = Held()
     service = make_service(advisor)
-    service.submit([request("a")])
+    numbers(service, "a")
     threading.Timer(0.1, advisor.let.set).start()
     service.close(drain_s=10.0)
     assert settled(service)["late"] == 1
@@ -163,14 +157,13 @@ class Stuck:
         return [Held.answer(item.cache_key) for item in requests]
 
 
-def test_an_advisor_that_blocks_its_loop_is_given_up(monkeypatch):
-    monkeypatch.setattr(desk, "_GRACE_S", 0.05)
+def test_an_advisor_that_blocks_its_loop_is_given_up():
     advisor = Stuck()
     service = make_service(advisor, timeout_s=0.05)
-    assert service.submit([request("a")]) == [1]
-    time.sleep(0.2)
+    assert numbers(service, "a") == [1]
+    time.sleep(0.7)  # the deadline, and half a second of grace
     advisor.let.set()
-    assert service.submit([request("b")])[0] > 1
+    assert numbers(service, "b")[0] > 1
     assert service.drain(10.0) == 0
     assert service.lookup("b") is not None
     assert service.errors == {"timeout": 1}
@@ -178,13 +171,12 @@ def test_an_advisor_that_blocks_its_loop_is_given_up(monkeypatch):
     service.close()
 
 
-def test_what_is_given_up_pauses_the_calls(monkeypatch):
-    monkeypatch.setattr(desk, "_GRACE_S", 0.05)
+def test_what_is_given_up_pauses_the_calls():
     advisor = Stuck()
     service = make_service(advisor, timeout_s=0.05)
-    service.submit([request("a")])
-    time.sleep(0.2)
-    service.take_late()
+    numbers(service, "a")
+    time.sleep(0.7)  # the deadline, and half a second of grace
+    service.answers(())
     assert not service.policy.outage.ready and service.errors == {"timeout": 1}
     advisor.let.set()
     service.close()
@@ -193,7 +185,7 @@ def test_what_is_given_up_pauses_the_calls(monkeypatch):
 def test_closing_over_a_blocked_loop_is_bounded():
     advisor = Stuck()
     service = make_service(advisor)
-    service.submit([request("a")])
+    numbers(service, "a")
     start = time.perf_counter()
     service.close(drain_s=0.05)
     assert time.perf_counter() - start < 10.0
@@ -212,10 +204,10 @@ class Raising:
 @pytest.mark.parametrize("error", [FatalAdviceError("stop"), KeyboardInterrupt()])
 def test_a_fatal_error_reaches_the_run_at_its_next_call(error):
     with make_service(Raising(error)) as service:
-        service.submit([request("a")])
+        numbers(service, "a")
         service.drain(10.0)
         with pytest.raises(type(error)):
-            service.take_late()
+            service.answers(())
         assert settled(service)["lost"] == 1
         assert not service.errors
 
@@ -223,33 +215,17 @@ def test_a_fatal_error_reaches_the_run_at_its_next_call(error):
 def test_what_was_in_flight_at_a_checkpoint_is_lost_and_paid():
     advisor = Held()
     with make_service(advisor) as service:
-        service.submit([request("a"), request("b")])
+        numbers(service, "a", "b")
         state = json.loads(json.dumps(service.state_dict()))
     resumed = make_service(Held(), total=3)
     resumed.load_state_dict(state)
     stats = settled(resumed)
     assert stats["calls"] == stats["lost"] == resumed.budget.spent == 2
     assert stats["in_flight"] == 0
-    assert resumed.find("a") == (0, None)
+    assert step(resumed, "a", armed=False) == [(0, None, False)]
     with resumed:
         # Numbers go on, so that rows of before are no rows of now.
-        assert resumed.submit([request("a"), request("c")]) == [3, 0]
-
-
-def test_a_copy_waits_for_nothing_of_the_original():
-    advisor = Held()
-    with make_service(advisor) as service:
-        service.submit([request("a")])
-        copy = pickle.loads(pickle.dumps(service))
-        assert copy.find("a") == (0, None)
-        assert copy.stats()["in_flight"] == 0 and copy.budget.spent == 1
-        advisor.let.set()
-        assert service.drain(10.0) == 0
-    copy.advisor.let.set()
-    with copy:
-        assert copy.submit([request("bb")]) == [2]
-        copy.drain(10.0)
-        assert copy.take_late() == [(2, Held.answer("bb"))]
+        assert numbers(resumed, "a", "c") == [3, 0]
 
 
 def test_many_threads_of_answers_lose_no_count():
@@ -257,12 +233,12 @@ def test_many_threads_of_answers_lose_no_count():
     advisor.let.set()
     with make_service(advisor, total=300, max_in_flight=300) as service:
         for n in range(300):
-            service.submit([request(str(n))])
-            service.find(str(n // 2))
+            numbers(service, str(n))
+            step(service, str(n // 2), armed=False)
         assert service.drain(30.0) == 0
         stats = settled(service)
-        assert stats["late"] == 300
-        assert len(service.take_late()) == 300
+        assert stats["answered"] == 300
+        assert None not in service.answers(range(1, 301)).values()
 
 
 class Connected(Held):
@@ -280,6 +256,6 @@ def test_the_advisor_closes_in_its_own_loop():
     advisor = Connected()
     advisor.let.set()
     with make_service(advisor) as service:
-        service.submit([request("a")])
+        numbers(service, "a")
         service.drain(10.0)
     assert advisor.closed_in is advisor.loop

@@ -11,21 +11,20 @@ import struct
 import time
 
 import pytest
+from questions import ACTIONS, ask, request, step
 from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import Usage
 from lore_torchrl.service import (
     AdviceCache,
     AdviceService,
     AdviceStore,
     CallBudget,
-    Near,
     StoreError,
 )
 from lore_torchrl.service.store import StoreBusyError, patience
 
-ACTIONS = ("left", "right")
 GOOD = Advice(logits=(0.0, 3.0), confidence=0.5)
 # In place of the table's own: without the constraints that keep foreign values out.
 LOOSE = """
@@ -37,10 +36,6 @@ LOOSE = """
     INSERT INTO advice SELECT * FROM strict;
     DROP TABLE strict;
 """
-
-
-def request(key: str) -> AdviceRequest:
-    return AdviceRequest(description=f"It is {key}.", actions=ACTIONS, cache_key=key)
 
 
 class Right:
@@ -64,12 +59,17 @@ def make_service(path, advisor=None, total=10, **config):
     return AdviceService(advisor or Right(), budget=budget, cache=cache, **config)
 
 
+def look(service, key, **near):
+    """Return what a row in a situation gets without asking."""
+    return step(service, key, armed=False, **near)[0].advice
+
+
 @pytest.fixture
 def path(tmp_path):
     """A store with an answer, 1 of 10 calls spent."""
     path = tmp_path / "shared.sqlite"
     with make_service(path) as service:
-        service.consult([request("wall")], [Near("room", [0.0, 1.0])])
+        step(service, "wall", abstract_state="room", latent=[0.0, 1.0])
         service.cache.store.close()
     return path
 
@@ -135,12 +135,12 @@ def test_a_damaged_row_is_skipped_counted_and_named_once(path, warnings, damage)
     with make_service(path) as service:
         for _ in range(3):
             assert service.lookup("wall") == GOOD
-            assert service.find("hall", Near("room", [0.0, 1.5])).advice == GOOD
+            assert look(service, "hall", abstract_state="room", latent=[0.0, 1.5]) == GOOD
             assert service.lookup("door") is None
         assert service.errors == {"store_row": 1}
         assert service.state_dict()["cache"]["entries"][0][0] == "wall"
-        # What is asked anew takes the damaged row's place.
-        assert service.ask([request("door")]) == [GOOD]
+        # A new answer takes the damaged row's place.
+        assert ask(service, [request("door")]) == [GOOD]
     (line,) = warnings
     assert f"{path}, row 2 of advice, key {row['key']!r}: " in line
     if row["key"] == "door":
@@ -158,8 +158,8 @@ def test_latents_of_another_kind_are_no_neighbours(path):
             *(f"door {n}", "[[0.0, 1.0], 1.0]", latent),
         )
     with make_service(path) as service:
-        assert service.find("hall", Near(None, [0.0, 1.5])).advice == GOOD
-        assert service.find("hall", Near(None, [0.0, 9.5])).advice is None
+        assert look(service, "hall", latent=[0.0, 1.5]) == GOOD
+        assert look(service, "hall", latent=[0.0, 9.5]) is None
         assert not service.errors
 
 
@@ -201,8 +201,7 @@ def test_a_damaged_ledger_stops_the_calls_and_not_the_run(path, warnings, mode, 
     with make_service(path, advisor, mode=mode) as service:
         assert service.lookup("wall") == GOOD
         for key in "abc":
-            service.policy.choose([0], betas=[1.0])
-            assert service.consult([request(key)])[0].advice is None
+            assert step(service, key)[0].advice is None
         with pytest.raises(StoreError):
             service.budget.settle(Usage(prompt_tokens=5, cost=1.0))
         service.stats()
@@ -214,16 +213,16 @@ def test_a_damaged_ledger_stops_the_calls_and_not_the_run(path, warnings, mode, 
     assert str(path) in line and f"{column}={value!r}" in line and "another ledger" in line
     with make_service(path, advisor) as service:
         service.load_state_dict(state)
-        service.ask([request("d")])
+        ask(service, [request("d")])
     assert advisor.asked == [] and ledger(path) == before
 
 
 def test_damage_while_a_run_goes_on_leaves_what_was_known(path):
     with make_service(path) as service:
-        service.ask([request("a")])
+        ask(service, [request("a")])
         assert service.budget.remaining == 8
         execute(path, "UPDATE ledger SET calls = NULLIF('', 'x')")
-        assert service.ask([request("b")]) == [None]
+        assert ask(service, [request("b")]) == [None]
         assert service.budget.remaining == 8
         assert service.state_dict()["budget"]["spent"] == 2
 
@@ -239,13 +238,11 @@ def other(path):
     connection.close()
 
 
-def step(service, key):
-    """What an environment's step does with the service; return its seconds and its reply."""
+def timed_step(service, key):
+    """Let a step pass, and look for late answers; return its seconds and its reply."""
     started = time.monotonic()
-    service.find(key)
-    service.policy.choose([0], betas=[1.0])
-    (reply,) = service.consult([request(key)])
-    service.take_late()
+    (reply,) = step(service, key)
+    service.answers(())
     return time.monotonic() - started, reply
 
 
@@ -262,20 +259,20 @@ def test_no_step_of_an_async_run_waits_for_a_locked_store(path, other, how):
     advisor = Right()
     with make_service(path, advisor, mode="async") as service:
         if how == "writers":
-            normal = statistics.median(step(service, f"before {n}")[0] for n in range(3))
+            normal = statistics.median(timed_step(service, f"before {n}")[0] for n in range(3))
             service.drain(5.0)
         else:
             normal = 0.0
         asked = len(advisor.asked)
         lock(other, how)
-        slow = [step(service, f"meanwhile {n}") for n in range(9)]
+        slow = [timed_step(service, f"meanwhile {n}") for n in range(9)]
         assert statistics.median(seconds for seconds, _ in slow) < normal + 0.05
-        assert all(reply == (0, None) for _, reply in slow)
+        assert all(reply == (0, None, False) for _, reply in slow)
         assert len(advisor.asked) == asked
         assert service.errors == {"store_busy": 9}
         other.execute("ROLLBACK")
         other.close()
-        assert step(service, "after")[1].advice_id > 0
+        assert timed_step(service, "after")[1].advice_id > 0
         assert service.drain(5.0) == 0
         assert ledger(path)[0] == 1 + len(advisor.asked) == 1 + service.stats()["calls"]
 
@@ -283,12 +280,12 @@ def test_no_step_of_an_async_run_waits_for_a_locked_store(path, other, how):
 def test_a_blocking_step_waits_within_its_deadline(path, other):
     advisor = Right()
     with make_service(path, advisor, timeout_s=1.0) as service:
-        step(service, "before")
+        timed_step(service, "before")
         lock(other, "writers")
-        seconds, reply = step(service, "meanwhile")
+        seconds, reply = timed_step(service, "meanwhile")
         assert seconds < 1.0 and reply.advice is None
         other.execute("ROLLBACK")
-        assert step(service, "meanwhile")[1].advice == GOOD
+        assert timed_step(service, "meanwhile")[1].advice == GOOD
     assert advisor.asked == ["before", "meanwhile"]
 
 
@@ -305,7 +302,7 @@ def test_an_answer_that_finds_the_store_locked_is_entered_with_the_next(path, ot
     with make_service(path, LocksIt(usage), mode=mode, timeout_s=5.0) as service:
         questions = [request("a"), request("b")]
         started = time.monotonic()
-        service.consult(questions)
+        service.ask(questions)
         service.drain(5.0)
         # Two answers and their costs wait together, not each for itself.
         assert time.monotonic() - started < 1.0
@@ -313,7 +310,7 @@ def test_an_answer_that_finds_the_store_locked_is_entered_with_the_next(path, ot
         assert ledger(path) == (3, 0, 0.0)
         assert (service.budget.tokens, service.budget.cost) == (20, 1.0)
         other.execute("ROLLBACK")
-        service.consult([request("c")])
+        ask(service, [request("c")])
         service.drain(5.0)
         assert ledger(path) == (4, 30, 1.5)
     with make_service(path) as service:

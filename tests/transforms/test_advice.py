@@ -14,9 +14,12 @@ from advice_toy import (
 from tensordict import TensorDict
 from torchrl.envs import (
     Compose,
+    InitTracker,
+    ObservationTransform,
     RewardSum,
     SerialEnv,
     StepCounter,
+    Transform,
     TransformedEnv,
 )
 from torchrl.envs.utils import check_env_specs
@@ -87,6 +90,42 @@ def test_truncation_before_this_transform_is_terminal_too():
     assert 2 not in service.advisor.asked
 
 
+class Ends(Transform):
+    """Ends every episode at its second step, by its own rule."""
+
+    def _step(self, tensordict, next_tensordict):
+        end = next_tensordict["observation"] % 100 >= 2
+        return next_tensordict.set("done", end).set("truncated", end)
+
+
+class Doubles(ObservationTransform):
+    """Maps an entry."""
+
+    def _apply_transform(self, observation):
+        return 2 * observation
+
+
+@pytest.mark.parametrize("later", [StepCounter(2), Ends(), Compose(RewardSum(), StepCounter(2))])
+def test_what_may_end_episodes_must_not_follow(later):
+    with make_service() as service:
+        env = make_env(service, require_key=None)
+        env.append_transform(later)
+        with pytest.raises(RuntimeError, match=r"(StepCounter|Ends), which may end episodes"):
+            env.reset()
+    assert service.advisor.asked == []
+
+
+@pytest.mark.parametrize("first", [StepCounter(2), Ends()])
+def test_what_ends_episodes_may_come_before(first):
+    with make_service(calls_per_step=2) as service:
+        base = SerialEnv(2, lambda: Corridor(0, 100))
+        advice = AdviceTransform(service, Describe(), require_key=None)
+        env = TransformedEnv(base, Compose(first, advice, RewardSum(), InitTracker()))
+        env.append_transform(Doubles(in_keys=["observation"], out_keys=["observation"]))
+        env.rollout(6, Act(), break_when_any_done=False)
+    assert set(service.advisor.asked) == {0, 1}
+
+
 def test_a_partial_reset_touches_only_its_rows():
     describer = Describe()
     with make_service(calls_per_step=3) as service:
@@ -144,7 +183,7 @@ def test_rows_that_ended_are_left_alone_until_all_have():
     assert 2 not in service.advisor.asked and 105 not in service.advisor.asked
 
 
-def test_only_the_highest_beta_is_asked_about():
+def test_only_the_highest_score_is_asked_about():
     with make_service() as service:
         env = make_env(service, lengths=(9, 9, 9))
         rollout = env.rollout(3, Act([0.1, 0.3, 0.9]))

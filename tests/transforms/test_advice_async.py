@@ -18,9 +18,14 @@ from torchrl.envs import SerialEnv, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 from lore_torchrl.replay import LateAdvice
-from lore_torchrl.service import AdviceCache, AdviceService, CallBudget, CallPolicy
-from lore_torchrl.service.counters import CallCounters
-from lore_torchrl.service.triggers import TDErrorSpike
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    CallBudget,
+    CallPolicy,
+    TDErrorSpike,
+)
+from lore_torchrl.service.outcomes import CallCounters
 from lore_torchrl.transforms import AdviceTransform
 
 
@@ -94,7 +99,7 @@ def test_steps_pass_while_the_advisor_is_held_and_its_answers_reach_their_rows(h
         store(replay, late, rollout)
         held.let.set()
         assert service.drain(30.0) == 0
-        assert late.apply(replay, service.take_late()) == 40
+        assert late.apply(replay, service.answers) == 40
         stats = service.stats()
         # The cache has them as well: the same steps again need no question.
         again = env.rollout(20, Act())
@@ -118,7 +123,7 @@ def test_rows_overwritten_meanwhile_are_skipped(held, slow):
             store(replay, late, rollout[:, start : start + 10])
         held.let.set()
         service.drain(30.0)
-        assert late.apply(replay, service.take_late()) == 20
+        assert late.apply(replay, service.answers) == 20
     assert late.stats()["late_rows_missed"] == 30
     for member in range(2):
         assert_aligned(replay[member][:]["next"])
@@ -194,7 +199,7 @@ class Coarse(Describe):
         return str(int(observation["observation"][0]) // 100)
 
 
-def test_neighbours_share_advice_by_their_coarse_key():
+def test_situations_of_one_abstract_state_share_advice():
     with AdviceService(Know(), budget=CallBudget(10)) as service:
         env = make_env(service, lengths=(9, 9), describer=Coarse(), require_key=None, coarse=True)
         rollout = env.rollout(5, Act())
@@ -203,27 +208,29 @@ def test_neighbours_share_advice_by_their_coarse_key():
     assert rollout["llm_mask"][0].all()
 
 
-def test_advice_of_the_class_is_no_answer_to_the_question_asked_meanwhile(held):
+def test_a_fallback_is_no_answer_to_the_question_asked_meanwhile(held):
     held.let.set()
     replay, late = make_replay(10), LateAdvice()
-    cache = AdviceCache(votes=2, vote_visits=2)
+    cache = AdviceCache(answers_per_state=2, first_visits=2)
     with AdviceService(held, budget=CallBudget(2), cache=cache, mode="async") as service:
         env = make_env(service, lengths=(9,), describer=Coarse(), require_key=None, coarse=True)
         env.reset()
         service.drain(30.0)
-        service.take_late()
         held.let.clear()
         rollout = env.rollout(3, Act())
-        # At the second visit the class is worth another answer, and its first serves till then.
-        assert rollout["llm_advice_id"].flatten().tolist() == [0, -2, 0]
+        # The second visit makes the abstract state due for another answer; the first one
+        # serves meanwhile.
+        assert rollout["llm_advice_id"].flatten().tolist() == [0, 2, 0]
+        assert rollout["llm_fallback"].flatten().tolist() == [False, True, False]
         first = logits_of(torch.zeros(3, 1))
         torch.testing.assert_close(rollout["llm_prior_logits"][0], first)
         store(replay, late, rollout)
         held.let.set()
         service.drain(30.0)
-        assert late.apply(replay, service.take_late()) == 1
+        assert late.apply(replay, service.answers) == 1
     stored = replay[0][:]["next"]
     assert stored["llm_advice_id"].flatten().tolist() == [2, 0, 0] and stored["llm_mask"].all()
+    assert not stored["llm_fallback"].any()
     torch.testing.assert_close(stored["llm_prior_logits"][0], logits_of(torch.ones(1)))
     torch.testing.assert_close(stored["llm_prior_logits"][1:], first[1:])
 
@@ -244,8 +251,8 @@ def test_td_errors_reach_the_policy_of_calls():
     heard = []
 
     class Listening(CallPolicy):
-        def choose(self, candidates, **told):
-            heard.append(told["td_errors"])
+        def choose(self, candidates, signals, **told):
+            heard.append(signals.td_errors)
             return []
 
     budget = CallBudget(2)
@@ -254,11 +261,11 @@ def test_td_errors_reach_the_policy_of_calls():
             service, lengths=(7,), require_key=None, value_key="state_value", discount=0.5
         )
         env.rollout(8, ActWithValue(), break_when_any_done=False)
-    assert heard[:2] == [None, [None]], "neither at the reset nor before there are two values"
+    assert heard[:2] == [[None], [None]], "neither at the reset nor before there are two values"
     # r + 0.5 * V' - V, with V = 10 t
     assert heard[2:5] == [[5.0], [0.0], [-5.0]]
     assert heard[6] == [0.5 * 550 - 40]
-    assert heard[8:] == [None, [None]], "a new episode"
+    assert heard[8:] == [[None], [None]], "a new episode"
 
 
 def test_a_spike_without_values_is_refused():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from advice_toy import (
@@ -13,7 +12,6 @@ from advice_toy import (
     Describe,
     Know,
     assert_aligned,
-    logits_of,
     make_env,
     make_service,
 )
@@ -27,7 +25,7 @@ from torchrl.envs import (
 from torchrl.envs.utils import check_env_specs
 
 from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.service import Cooldown
+from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, Cooldown
 from lore_torchrl.transforms import AdviceTransform
 
 
@@ -67,33 +65,6 @@ def test_a_batch_of_two_dimensions():
         rollout = env.rollout(9, Act(), break_when_any_done=False)
     assert rollout["llm_mask"].shape == (2, 2, 9, 1) and rollout["llm_mask"].all()
     assert_aligned(rollout), assert_aligned(rollout["next"])
-
-
-def test_nested_keys():
-    with make_service(calls_per_step=2) as service:
-        env = make_env(
-            service,
-            lengths=(2, 5),
-            prior_logits_key=("advice", "logits"),
-            confidence_key=("advice", "confidence"),
-            mask_key=("advice", "deep", "mask"),
-            require_key=("gate", "beta"),
-            beta_key=("gate", "beta"),
-        )
-        check_env_specs(env)
-
-        def act(td):
-            td["action"] = torch.full(td.batch_size, 2)
-            return td.set(("gate", "beta"), torch.ones(*td.batch_size, 1))
-
-        rollout = env.rollout(8, act, break_when_any_done=False)
-    td = rollout["next"]
-    mask = td["advice", "deep", "mask"]
-    assert mask.any()
-    torch.testing.assert_close(mask, ~td["done"])
-    torch.testing.assert_close(
-        td["advice", "logits"], torch.where(mask, logits_of(td["observation"]), 0.0)
-    )
 
 
 def test_text_and_one_hot_actions():
@@ -165,18 +136,27 @@ def test_a_resumed_service_goes_on_alike():
     assert resumed.stats() | timed == service.stats() | timed
 
 
-def test_pickles_and_clones_without_rows():
+def test_a_clone_shares_the_service_and_no_rows():
     with make_service() as service:
         transform = AdviceTransform(service, Describe(), require_key=None)
         env = TransformedEnv(Corridor(), transform)
         env.reset()
         clone = transform.clone()
         assert clone.service is service and clone.parent is None
-        assert len(clone._rows) == 0 and len(transform._rows) == 1
-        copy = pickle.loads(pickle.dumps(clone))
         assert not env.state_dict()
+        assert TransformedEnv(Corridor(), clone).rollout(2, Act())["llm_mask"].all()
+        assert env.step(Act()(env.reset()))["next", "llm_mask"].all()
+
+
+def test_a_pickle_spends_from_the_same_ledger(tmp_path):
+    budget = CallBudget(2, store=AdviceStore(tmp_path / "advice.sqlite"))
+    with AdviceService(Know(), budget=budget) as service:
+        transform = AdviceTransform(service, Describe(), require_key=None)
+        copy = pickle.loads(pickle.dumps(transform))
     with copy.service:
-        assert TransformedEnv(Corridor(), copy).rollout(2, Act())["llm_mask"].all()
+        rollout = TransformedEnv(Corridor(), copy).rollout(3, Act())
+    assert rollout["llm_mask"].flatten().tolist() == [True, True, False]
+    assert budget.remaining == 0
 
 
 class TwoActions(Describe):
@@ -192,6 +172,25 @@ class OtherKey(Describe):
         return AdviceRequest("Somewhere.", self.actions, "another key")
 
 
+class OtherActions(Describe):
+    def request(self, row, observation):
+        return AdviceRequest("Somewhere.", ("left",), self.cache_key(row, observation))
+
+
+class NoRequest(Describe):
+    def request(self, row, observation):
+        return None
+
+
+class KeyOf(Describe):
+    def __init__(self, key):
+        super().__init__()
+        self.key = key
+
+    def cache_key(self, row, observation):
+        return self.key
+
+
 class NoSuchEntry(Describe):
     in_keys = ("image",)
 
@@ -202,12 +201,17 @@ def test_bad_input_is_named():
         AdviceTransform(Know(), Describe())
     with pytest.raises(ValueError, match=r"actions=\(\)"):
         AdviceTransform(service, NoActions())
-    with pytest.raises(ValueError, match="must differ"):
-        AdviceTransform(service, Describe(), mask_key="llm_confidence")
     with pytest.raises(ValueError, match=r"2 actions.* has 3"):
         make_env(service, describer=TwoActions()).reset()
     with pytest.raises(ValueError, match="another key"):
         make_env(service, describer=OtherKey(), require_key=None).reset()
+    with pytest.raises(ValueError, match=r"names 1 actions, the describer 3"):
+        make_env(service, describer=OtherActions(), require_key=None).reset()
+    with pytest.raises(TypeError, match=r"NoRequest.request\(\) must return .*, got None"):
+        make_env(service, describer=NoRequest(), require_key=None).reset()
+    for key in (None, ("a", 1), 7):
+        with pytest.raises(TypeError, match=r"cache_key\(\) must return a str, got"):
+            make_env(service, describer=KeyOf(key)).reset()
     with pytest.raises(KeyError, match="image"):
         make_env(service, describer=NoSuchEntry()).reset()
     with pytest.raises(RuntimeError, match="worker"):
@@ -216,6 +220,16 @@ def test_bad_input_is_named():
     with pytest.raises(NotImplementedError, match="replay buffer"):
         AdviceTransform(service, Describe())(TensorDict({"observation": torch.zeros(1)}))
     service.close()
+
+
+def test_a_single_key_may_be_a_plain_string():
+    class OneKey(Describe):
+        in_keys = "observation"
+
+    with make_service() as service:
+        env = make_env(service, describer=OneKey(), require_key=None, lengths=(9,))
+        assert env.transform.in_keys == ["observation"]
+        assert env.rollout(3, Act())["llm_mask"].all()
 
 
 @pytest.mark.parametrize("spec", [MultiOneHot([2, 1]), MultiCategorical([2, 1])])
@@ -232,4 +246,3 @@ def test_an_action_that_is_no_index_is_named():
     td["action"] = torch.rand(2, 2)
     with pytest.raises(ValueError, match="2 numbers of float32"):
         env.transform._step(td, td.set("reward", torch.zeros(2, 1)))
-    assert np.array_equal(env.transform._rows.ended, [False, False])

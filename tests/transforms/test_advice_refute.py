@@ -64,7 +64,7 @@ def follow(advisor, *, steps=4, env=Halting, refute=True, start=STAY):
     return rollout["action"].flatten().tolist(), service
 
 
-def test_advice_that_changed_nothing_is_asked_for_anew():
+def test_a_no_op_is_filtered_and_asked_about_again():
     actions, service = follow(Stubborn(STAY, FORWARD))
     assert actions == [STAY, FORWARD, STAY, FORWARD]
     assert service.stats()["refuted"] == 2

@@ -182,7 +182,8 @@ def build_acting(
         after.append(epsilon)
     observed_keys, late = (*agent.observed, *keys.ADVICE_KEYS), None
     if service.mode == "async":
-        observed_keys, late = (*observed_keys, keys.ADVICE_ID), LateAdvice()
+        observed_keys = (*observed_keys, keys.ADVICE_ID, keys.FALLBACK)
+        late = LateAdvice()
     policy = agent.policy(picks, *after)
     return Acting(env, policy, observed_keys, service, lore_actor, bandit, epsilon, late)
 

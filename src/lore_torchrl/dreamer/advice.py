@@ -18,13 +18,14 @@ from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import (
     AdviceCache,
     AdviceService,
+    AdviceStore,
     CallBudget,
     CallPolicy,
     Cooldown,
     MacroBoundaries,
+    Novelty,
+    TDErrorSpike,
 )
-from lore_torchrl.service.store import AdviceStore
-from lore_torchrl.service.triggers import Novelty, TDErrorSpike
 
 
 def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
@@ -99,8 +100,8 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         store=store,
         ttl_steps=c.ttl_steps,
         radius=c.radius,
-        votes=c.coarse_votes,
-        vote_visits=c.vote_visits,
+        answers_per_state=c.coarse_votes,
+        first_visits=c.vote_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
     return AdviceService(

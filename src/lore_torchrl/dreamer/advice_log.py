@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 from tensordict import TensorDictBase
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.dreamer.logging import earlier_file, read_rows, rewrite
-from lore_torchrl.replay.late_advice import OpenQuestions
+from lore_torchrl.replay.late_advice import is_open
 from lore_torchrl.service import AdviceService
 
 #: Columns of the table, and entries of each line.
@@ -40,8 +39,8 @@ class AdviceLog:
     ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
     continuous, the latter two are the Gaussian's location and scale (before its tanh), and
     ``action`` is its numbers. In async mode a ``late`` answer came after its step, which acted
-    without it, or on other advice that stood in; its line is written when it comes, so that
-    lines are not in the order of their steps.
+    without it, or on a fallback; its line is written when it comes, so that lines are not in
+    the order of their steps.
 
     Args:
         path: The file.
@@ -77,43 +76,46 @@ class AdviceLog:
         rewrite(self.path, kept)
         self._left = max(0, limit - len(kept))
         self._step = resume_step or 0
-        self._open = OpenQuestions()
+        self._open: dict[int, dict[str, Any]] = {}  # lines that wait for their answers
+        self._last_id = 0
 
     def __call__(self, batch: TensorDictBase) -> None:
         """Take note of a collector batch ``[E, T]``."""
-        fresh = (batch.get(keys.MASK) & (batch.get(keys.ADVICE_ID) > 0)).squeeze(-1).cpu()
+        advice = batch.select(keys.ADVICE_ID, keys.MASK, keys.FALLBACK).cpu()
+        ids, waits = advice.get(keys.ADVICE_ID).squeeze(-1), is_open(advice)
+        fresh = (ids > 0) & ~waits
         num_envs, start = fresh.shape[0], self._step
 
-        def line(advice_id: int, env: int, time: int) -> dict[str, Any]:
-            return self._line(batch[env, time], advice_id, start + time * num_envs + env + 1, env)
+        def line(env: int, time: int) -> dict[str, Any]:
+            step = start + time * num_envs + env + 1
+            return self._line(batch[env, time], int(ids[env, time]), step, env)
 
-        self._write(
-            [
-                line(int(batch.get(keys.ADVICE_ID)[env, time]), env, time)
-                for env, time in fresh.nonzero().tolist()[: self._left]
-            ]
-        )
+        self._write([line(env, time) for env, time in fresh.nonzero().tolist()[: self._left]])
         self._step += fresh.numel()
         if self._left:
-            self._open.note(batch, line)
+            # Rows that share a question have one line, about the first of them.
+            new: dict[int, dict[str, Any]] = {}
+            for time, env in waits.t().nonzero().tolist():
+                advice_id = int(ids[env, time])
+                if advice_id > self._last_id and advice_id not in new:
+                    new[advice_id] = line(env, time)
+            self._open |= new
+            self._last_id = max(new, default=self._last_id)
 
-    def late(self, answers: Iterable[tuple[int, Advice | None]]) -> None:
-        """Write the lines of answers that came after their steps.
-
-        Args:
-            answers: By question, as from
-                :meth:`~lore_torchrl.service.AdviceService.take_late`.
-        """
+    def write_late(self) -> None:
+        """Write the lines of answers that have come since their steps."""
         if not self._left:
             return
         lines = []
-        for line, advice in self._open.take(answers):
-            given = {
-                "prior": self._probs(torch.tensor(advice.logits)),
-                "confidence": round(advice.confidence, 4),
-                "late": True,
-            }
-            lines.append(line | given)
+        for advice_id, advice in self.service.answers(list(self._open)).items():
+            line = self._open.pop(advice_id)
+            if advice is not None:
+                given = {
+                    "prior": self._probs(torch.tensor(advice.logits)),
+                    "confidence": round(advice.confidence, 4),
+                    "late": True,
+                }
+                lines.append(line | given)
         self._write(lines[: self._left])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from torchrl.trainers.algorithms import DreamerV3UpdateRatio
 from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Advice
 from lore_torchrl.dreamer.health import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
 from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice
+from lore_torchrl.replay.late_advice import Answers
 
 
 class DreamerReplayHook(TrainerHookBase):
@@ -42,20 +42,19 @@ class DreamerReplayHook(TrainerHookBase):
         observed_keys: Entries kept with each observation (add the advice entries).
         device: Where samples go. Default: ``"cpu"``.
         late: Brings late advice to the stored rows; the ``observed_keys`` then include
-            ``llm_advice_id``. Default: ``None``.
-        take_late: Returns the late answers, such as
-            :meth:`~lore_torchrl.service.AdviceService.take_late`. Default: ``None``.
+            ``llm_advice_id`` and ``llm_fallback``. Default: ``None``.
+        answers: Returns the answers to questions by their numbers, such as
+            :meth:`~lore_torchrl.service.AdviceService.answers`. Default: ``None``.
         returns: Writes the returns of the episodes that have ended. Default: ``None``.
         stored: Draws the steps that each sample has for the imitation, a multiple of its
             records. Default: ``None``.
 
     Attributes:
-        listeners: Called with the late answers too, such as
-            :meth:`~lore_torchrl.dreamer.advice_log.AdviceLog.late`. They must have seen the
-            batch before this hook.
+        listeners: Called after late answers were written, such as
+            :meth:`~lore_torchrl.dreamer.advice_log.AdviceLog.write_late`.
 
     Raises:
-        ValueError: If only one of ``late`` and ``take_late`` is given.
+        ValueError: If only one of ``late`` and ``answers`` is given.
     """
 
     def __init__(
@@ -69,18 +68,18 @@ class DreamerReplayHook(TrainerHookBase):
         observed_keys: Sequence[NestedKey] = OBSERVED_KEYS,
         device: torch.device | str = "cpu",
         late: LateAdvice | None = None,
-        take_late: Callable[[], Iterable[tuple[int, Advice | None]]] | None = None,
+        answers: Answers | None = None,
         returns: EpisodeReturns | None = None,
         stored: ImitationSampler | None = None,
     ):
-        if (late is None) != (take_late is None):
-            raise ValueError("late and take_late belong together: give both or neither.")
+        if (late is None) != (answers is None):
+            raise ValueError("late and answers belong together: give both or neither.")
         self.replay = replay
         self.late = late
         self.returns = returns
         self.stored = stored
-        self.take_late = take_late
-        self.listeners: list[Callable[[Sequence[tuple[int, Advice | None]]], None]] = []
+        self.answers = answers
+        self.listeners: list[Callable[[], None]] = []
         self.batch_size = batch_size
         self.seq_len = seq_len
         self.schedule = DreamerV3UpdateRatio(replay_ratio / (batch_size * seq_len))
@@ -105,10 +104,9 @@ class DreamerReplayHook(TrainerHookBase):
 
     def write_late(self) -> None:
         """Write the advice that has come since the last time into the rows that wait for it."""
-        answers = list(self.take_late())
-        self.late.apply(self.replay, answers)
+        self.late.apply(self.replay, self.answers)
         for listener in self.listeners:
-            listener(answers)
+            listener()
 
     def start(self) -> None:
         """Count the updates owed for the steps collected so far."""

@@ -206,7 +206,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         observed_keys=acting.observed_keys,
         device=device,
         late=late,
-        take_late=None if late is None else service.take_late,
+        answers=None if late is None else service.answers,
         returns=_episode_returns(c, agent, learner, device),
         stored=_imitation_sampler(c, replay),
     )
@@ -286,7 +286,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
             resume_from=resume_from,
         )
         trainer.register_op("batch_process", advice_log)
-        replay_hook.listeners.append(advice_log.late)
+        replay_hook.listeners.append(advice_log.write_late)
     replay_hook.register(trainer)
     if late is not None:
         drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)

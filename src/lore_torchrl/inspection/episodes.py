@@ -291,7 +291,7 @@ class _Player:
         if bool(td[keys.MASK].any()):
             if after["calls"] > before["calls"]:
                 return "call", after
-            own = service.find(key, count=False).advice is not None
+            own = service.lookup(key) is not None
             return ("cache" if own else "class"), after
         origin = td.get(keys.ORIGIN, None)
         learned = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.flight import Near, Reply
-from lore_torchrl.service.pauses import Cooldown, OutagePause
-from lore_torchrl.service.policy import CallPolicy
-from lore_torchrl.service.service import AdviceService
+from lore_torchrl.service.outage import OutageBackoff
+from lore_torchrl.service.policy import (
+    CallPolicy,
+    Cooldown,
+    MacroBoundaries,
+    Novelty,
+    StepSignals,
+    TDErrorSpike,
+)
+from lore_torchrl.service.service import AdviceService, Query, Reply
 from lore_torchrl.service.store import AdviceStore, StoreError
-from lore_torchrl.service.triggers import MacroBoundaries, Novelty, TDErrorSpike
 
 __all__ = [
     "AdviceCache",
@@ -20,10 +25,11 @@ __all__ = [
     "CallPolicy",
     "Cooldown",
     "MacroBoundaries",
-    "Near",
     "Novelty",
-    "OutagePause",
+    "OutageBackoff",
+    "Query",
     "Reply",
+    "StepSignals",
     "StoreError",
     "TDErrorSpike",
 ]

@@ -6,11 +6,17 @@ import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.errors import Usage
-from lore_torchrl.service.locks import SharedLock
-from lore_torchrl.service.store import AdviceStore, StoreBusyError, StoreError, patience
+from lore_torchrl.service.store import (
+    AdviceStore,
+    SharedLock,
+    StoreBusyError,
+    StoreError,
+    patience,
+)
 
 # Above any real count, and far from the end of SQLite's 64-bit integers.
 _MOST_TOKENS = 2**53
@@ -52,8 +58,11 @@ class CallBudget:
 
     With a ``store`` the ledger is a row in its file, and all that is spent is on disk
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
-    from the same row, so that together they stay within the total. A look at the budget
-    never waits for other processes' writing: it may tell what was known last.
+    from the same row, so that together they stay within the total. Reading the budget never
+    waits for a writer: it may return the last known value.
+
+    Only a budget with a ``store`` can be pickled: the copy spends from the same ledger, as
+    a run of its own. A copy of a ledger in memory would spend the same calls again.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
@@ -65,6 +74,7 @@ class CallBudget:
         ledger: Name of the ledger in the store. Default: ``"default"``.
 
     Raises:
+        TypeError: If it is pickled or copied without a ``store``.
         ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
             number in its range.
 
@@ -109,6 +119,8 @@ class CallBudget:
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost
+        self.store = store
+        self.ledger = ledger
         self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
         # Tokens, money and refunds that could not be entered yet.
         self._owed = Spent()
@@ -116,6 +128,17 @@ class CallBudget:
 
     def __repr__(self) -> str:
         return f"CallBudget(total={self.total}, spent={self.spent})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.store is None:
+            raise TypeError(
+                "A CallBudget in memory cannot be copied or sent to another process: each copy "
+                "would spend its calls again. Share one ledger by a file: CallBudget(total, "
+                "store=AdviceStore(path)), in the configuration lore.calls.store=<path>."
+            )
+        limits = {"max_tokens": self.max_tokens, "max_cost": self.max_cost}
+        make = partial(CallBudget, self.total, **limits, store=self.store, ledger=self.ledger)
+        return make, ()
 
     @property
     def spent(self) -> int:

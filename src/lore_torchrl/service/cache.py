@@ -1,86 +1,91 @@
-"""Advice that has been bought once and is free from then on."""
+"""The cache: answers that were bought once and are free from then on."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
+import math
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.service.answer_table import AnswerTable, StoredAnswer
-from lore_torchrl.service.locks import SharedLock
-from lore_torchrl.service.neighbours import Neighbourhood, as_vector
-from lore_torchrl.service.store import AdviceStore, StoreBusyError, patience
-from lore_torchrl.service.votes import Ballots, average
+from lore_torchrl.service.store import (
+    AdviceStore,
+    SharedLock,
+    StoreBusyError,
+    StoreError,
+    patience,
+)
 
 _COUNTERS = ("hits", "near_hits", "misses", "expired", "refuted")
+# Answers that wait for a store that cannot be written; the cache has them in any case.
+_MAX_UNSAVED = 1_000
+_MAX_MESSAGE = 300
 
 
 @dataclass(slots=True)
 class _Entry:
     advice: Advice
-    coarse: str | None = None
+    abstract: str | None = None
     latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
-    seq: int = 0  # its number in the store, or without one in this cache: higher is later
+    seq: int = 0  # number in the store, or without one in this cache: higher is later
 
 
 class AdviceCache:
     r"""Cache from the key of a situation to its advice; drops the least recently used.
 
-    The exact key is looked up first, then the neighbourhood: the latest advice under the
-    same coarse key, then that of the nearest latent within ``radius``. Both are used
-    where the caller gives a coarse key or a latent.
+    The exact key is looked up first, then the latest answer of the same abstract state,
+    then the answer whose latent is nearest, within ``radius``.
 
-    With ``votes`` the situations of one coarse key are one class. The average of all its
-    answers serves every situation in it, also those that have an answer of their own:
-    :math:`\log \sum_i c_i\,\mathrm{softmax}(\ell_i)`, with the mean confidence. So single
-    wrong answers are outvoted. Until a class has that many answers, :meth:`wants` calls
-    it worth another, also in a situation that has been asked about, once it has been
-    visited often enough since the last: see :class:`~lore_torchrl.service.votes.Ballots`.
+    **Answer averaging.** With ``answers_per_state`` :math:`V` the confidence-weighted average
+    of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
+    :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j)`, with the mean confidence. A state with
+    :math:`n < V` answers :meth:`wants` another one after ``first_visits`` :math:`\cdot 2^{n-1}`
+    visits since the last: good advice leads away from a state, so visits gather where advice
+    fails.
 
-    What :meth:`refute` has ruled out in a situation does not serve there any more.
+    **No-op filter.** After :meth:`refute` answers that prefer the action do not serve that
+    situation any more. An advisor that repeats such an answer is not asked about it again.
 
-    With a ``store`` an answer is on disk when :meth:`put` returns. What a restarted
-    process finds there, or other processes have bought since, is taken in at the first
-    miss. The store keeps what the memory drops. Clock, uses and counters are not in the
-    store but in :meth:`state_dict`.
+    With a ``store`` an answer is on disk when :meth:`put` returns. Answers that are only in
+    the store, from an earlier process or another one, are loaded at the first miss. The
+    clock, the order of use and the counters are in :meth:`state_dict` alone.
 
     Threads may share a cache; a look-up never waits for another thread's writing.
 
     Args:
-        max_entries: Situations kept in memory, at least 1. Default: ``100_000``.
+        max_entries: Answers in memory, at least 1. Default: ``100_000``.
         store: Where answers are kept; ``None`` for memory only. Default: ``None``.
-        ttl_steps: Environment steps, as told to :meth:`advance`, after which an answer
-            is not served any more; ``None`` for never. Default: ``None``.
-        radius: Largest Euclidean distance at which a latent's advice serves another;
-            ``None`` for no search by latents. Latents of different world models cannot
-            be compared: keep their caches apart by ``prefix``. Default: ``None``.
-        votes: Answers that a coarse key should have; ``None`` for the latest alone.
-            Default: ``None``.
-        vote_visits: Visits to a class before its second answer, doubled for each further
-            one; at least 1. Default: ``8``.
-        prefix: What the answers depend on beside the situation, such as the hash of
-            the advisor's prompt. Caches of other prefixes in the same store are not
-            seen. Default: empty.
+        ttl_steps: Environment steps (see :meth:`advance`) after which an answer expires;
+            ``None`` for never. Default: ``None``.
+        radius: Largest Euclidean distance between latents that share advice; ``None`` for
+            no search by latents. Latents of different world models cannot be compared: give
+            them different prefixes. Default: ``None``.
+        answers_per_state: Answers averaged in an abstract state, at least 1; ``None`` for the
+            latest alone. Default: ``None``.
+        first_visits: Visits to an abstract state before its second answer, doubled for each
+            further one, at least 1. Default: ``8``.
+        prefix: What the answers depend on beside the situation, such as the hash of the
+            prompt. Answers under other prefixes of the same store are not seen. Default: empty.
 
     Raises:
         ValueError: If a number is out of its range.
 
     Examples:
         >>> cache = AdviceCache(max_entries=2)
-        >>> cache.put("door", Advice(logits=(0.0, 3.0)), coarse="room 1")
+        >>> cache.put("door", Advice(logits=(0.0, 3.0)), abstract_state="room 1")
         >>> cache.get("door").logits
         (0.0, 3.0)
         >>> cache.get("key") is None
         True
-        >>> cache.get("wall", coarse="room 1").logits
+        >>> cache.get("wall", abstract_state="room 1").logits
         (0.0, 3.0)
         >>> cache.hits, cache.near_hits, cache.misses
         (1, 1, 1)
@@ -93,31 +98,38 @@ class AdviceCache:
         store: AdviceStore | None = None,
         ttl_steps: int | None = None,
         radius: float | None = None,
-        votes: int | None = None,
-        vote_visits: int = 8,
+        answers_per_state: int | None = None,
+        first_visits: int = 8,
         prefix: str = "",
     ) -> None:
         if max_entries < 1:
             raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
-        for name, value in (("ttl_steps", ttl_steps), ("votes", votes)):
+        for name, value in (("ttl_steps", ttl_steps), ("answers_per_state", answers_per_state)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}. Use None for no end.")
+                raise ValueError(f"{name} must be at least 1, got {value}. Use None for no limit.")
+        if first_visits < 1:
+            raise ValueError(f"first_visits must be at least 1, got {first_visits}.")
+        if radius is not None and not (math.isfinite(radius) and radius > 0):
+            raise ValueError(
+                f"radius must be a positive finite distance, got {radius}. "
+                "Use None for no search by latents."
+            )
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
         self.radius = radius
-        self.votes = votes
+        self.answers_per_state = answers_per_state
+        self.first_visits = first_visits
         self.prefix = prefix
-        self._table = None if store is None else AnswerTable(store, prefix)
-        self.hits = 0
-        self.near_hits = 0
-        self.misses = 0
-        self.expired = 0
-        self.refuted = 0
-        self._ballots = Ballots(vote_visits)
+        self.hits = self.near_hits = self.misses = self.expired = self.refuted = 0
+        self._table = None if store is None else _AnswerTable(store, prefix)
+        self._n_actions: int | None = None
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._near = Neighbourhood(radius)
+        self._neighbors = _Neighbors(radius)
+        self._visits: dict[str, int] = {}  # to an abstract state since its last answer
+        self._refuted: dict[str, set[int]] = {}  # actions by exact key
+        self._closed: set[str] = set()  # exact keys where the advisor repeats a refuted answer
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         self._outlived: dict[str, int] = {}  # expired here, though the store has it
@@ -136,118 +148,135 @@ class AdviceCache:
         with self._lock:
             self._now += steps
 
+    def expect(self, n_actions: int) -> None:
+        """Serve answers with ``n_actions`` logits alone."""
+        self._n_actions = n_actions
+        if self._table is not None:
+            self._table.n_actions = n_actions
+
     # ---- look-ups ----
 
     def get(
-        self, key: str, coarse: str | None = None, latent: ArrayLike | None = None
+        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
     ) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
         Args:
             key: Exact key.
-            coarse: Coarse key, to be served by a neighbour. Default: none.
-            latent: Latent ``[D]``, to be served by a neighbour. Default: none.
+            abstract_state: Key of its abstract state. Default: none.
+            latent: Its latent, ``[D]``. Default: none.
 
         Raises:
             StoreError: If the store cannot be read.
             ValueError: If ``latent`` is not a vector.
         """
         with self._lock:
-            found, dead = self._find(key, coarse, latent)
-            self._bury(dead)
+            found, expired = self._find(key, abstract_state, latent)
+            self._drop_expired(expired)
             if found is None:
                 self.misses += 1
                 return None
-            if self.votes is not None and coarse is not None:
-                self._ballots.visit(coarse)
+            if self.answers_per_state is not None and abstract_state is not None:
+                self._visits[abstract_state] = self._visits.get(abstract_state, 0) + 1
             if key in (found, found.rpartition("#")[0]):
                 self.hits += 1
             else:
                 self.near_hits += 1
-            advice = self._voted(found, key, coarse)
+            advice = self._averaged(found, key, abstract_state)
             self._entries.move_to_end(found)
             return advice
 
     def peek(
-        self, key: str, coarse: str | None = None, latent: ArrayLike | None = None
+        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
     ) -> Advice | None:
-        """Return what :meth:`get` would; neither counters, order nor uses change."""
+        """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
-            found, _ = self._find(key, coarse, latent)
-            return None if found is None else self._voted(found, key, coarse)
+            found, _ = self._find(key, abstract_state, latent)
+            return None if found is None else self._averaged(found, key, abstract_state)
 
-    def wants(self, key: str, coarse: str | None = None, *, known: bool = False) -> bool:
-        """Return whether a question about a situation is worth its price.
+    def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
+        """Return whether a situation deserves a call.
 
-        Without advice it is, unless the advisor has answered with a refuted action
-        twice; with advice where its class is due for another vote.
+        It does without advice, unless the no-op filter has closed it, and with advice where
+        its abstract state is due for another answer.
 
         Args:
             key: Exact key.
-            coarse: Coarse key; without one there is no class. Default: none.
+            abstract_state: Key of its abstract state. Default: none.
 
         Keyword Args:
             known: Whether :meth:`get` has found advice. Default: ``False``.
         """
         with self._lock:
-            if self._ballots.closed(key):
+            if key in self._closed:
                 return False
-            if not known or self.votes is None or coarse is None:
+            if not known or self.answers_per_state is None or abstract_state is None:
                 return not known
-            answers = len(self._voters(key, coarse))
-            return 0 < answers < self.votes and self._ballots.due(coarse, answers)
+            answers = len(self._state_answers(key, abstract_state))
+            visits = self._visits.get(abstract_state, 0)
+            return 0 < answers < self.answers_per_state and visits >= self.first_visits * 2 ** (
+                answers - 1
+            )
 
     def refute(self, key: str, action: int) -> None:
-        """Take note that ``action`` left a situation as it was, and gained nothing.
+        """Record that ``action`` was a no-op: it left the situation as it was, without reward.
 
-        Answers that prefer it do not serve this situation any more, which makes it worth
-        another question. In other situations of its class they still do.
+        Answers that prefer it do not serve this situation any more. They still serve the
+        other situations of its abstract state.
 
         Args:
             key: Exact key.
             action: Index of the action.
         """
         with self._lock:
-            self.refuted += self._ballots.refute(key, action)
+            actions = self._refuted.setdefault(key, set())
+            self.refuted += action not in actions
+            actions.add(action)
 
-    def _voters(self, key: str, coarse: str) -> list[Advice]:
-        """Return the answers of a class that serve a situation, latest first."""
+    def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
+        """Return the answers of an abstract state that serve a situation, latest first."""
         return [
             self._entries[found].advice
-            for found in self._near.find(coarse=coarse)
+            for found in self._neighbors.in_state(abstract_state)
             if self._serves(found, key)
         ]
 
-    def _voted(self, found: str, key: str, coarse: str | None) -> Advice:
-        """Return the advice found or, with ``votes``, the average of its class."""
+    def _averaged(self, found: str, key: str, abstract_state: str | None) -> Advice:
         own = self._entries[found]
-        if self.votes is None or coarse is None or own.coarse != coarse:
+        if (
+            self.answers_per_state is None
+            or abstract_state is None
+            or own.abstract != abstract_state
+        ):
             return own.advice
-        return average(self._voters(key, coarse) or [own.advice])
+        return average(self._state_answers(key, abstract_state) or [own.advice])
 
     def _find(
-        self, key: str, coarse: str | None, latent: ArrayLike | None
+        self, key: str, abstract_state: str | None, latent: ArrayLike | None
     ) -> tuple[str | None, list[str]]:
-        """Return the key that serves, and the expired ones passed over on the way to it."""
+        """Return the key that serves, and the expired ones met before it."""
         if not self._alive(key):
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
                 if self._dropped and not self._alive(key):
-                    self._admit(self._stored("key = ?", key))
-        dead = []
-        for found in self._candidates(key, coarse, latent):
+                    self._load(self._stored("key = ?", key))
+        expired = []
+        for found in self._candidates(key, abstract_state, latent):
             if self._serves(found, key):
-                return found, dead
+                return found, expired
             if not self._alive(found):
-                dead.append(found)
-        return None, dead
+                expired.append(found)
+        return None, expired
 
-    def _candidates(self, key: str, coarse: str | None, latent: ArrayLike | None) -> Iterator[str]:
+    def _candidates(
+        self, key: str, abstract_state: str | None, latent: ArrayLike | None
+    ) -> Iterator[str]:
         yield key
-        # A key that two of these give is passed over twice, which does no harm.
-        yield from self._near.find(coarse=coarse)
-        yield from self._near.find(latent=latent)
+        if abstract_state is not None:
+            yield from self._neighbors.in_state(abstract_state)
+        if latent is not None:
+            yield from self._neighbors.near(latent)
 
     def _alive(self, key: str) -> bool:
         entry = self._entries.get(key)
@@ -256,22 +285,23 @@ class AdviceCache:
         return self.ttl_steps is None or self._now - entry.born < self.ttl_steps
 
     def _serves(self, found: str, key: str) -> bool:
-        """Whether an entry is alive, and not refuted in the situation that is looked up."""
-        return self._alive(found) and not self._ballots.bars(key, self._entries[found].advice)
+        """Whether an entry is alive, fits the actions, and passes the no-op filter of ``key``."""
+        if not self._alive(found):
+            return False
+        advice = self._entries[found].advice
+        fits = self._n_actions in (None, len(advice.logits))
+        return fits and not self._is_no_op(key, advice)
 
-    def _slot(self, key: str) -> str:
-        """Return where a further answer about the same situation is kept."""
-        slot, number = key, 1
-        while self.votes is not None and self._alive(slot):
-            number += 1
-            slot = f"{key}#{number}"
-        return slot
+    def _is_no_op(self, key: str, advice: Advice) -> bool:
+        actions = self._refuted.get(key)
+        # Its preferred action is the first among equals.
+        return actions is not None and advice.logits.index(max(advice.logits)) in actions
 
-    def _bury(self, dead: Sequence[str]) -> None:
-        for key in dead:
+    def _drop_expired(self, keys: Sequence[str]) -> None:
+        for key in keys:
             if key in self._entries:
                 if self.store is not None:
-                    # It stays in there, since other processes have clocks of their own.
+                    # The row stays: other processes have clocks of their own.
                     self._outlived[key] = self._entries[key].seq
                 self._remove(key)
                 self.expired += 1
@@ -283,32 +313,39 @@ class AdviceCache:
         key: str,
         advice: Advice,
         *,
-        coarse: str | None = None,
+        abstract_state: str | None = None,
         latent: ArrayLike | None = None,
     ) -> None:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
-        With ``votes`` it is one more of its class, beside an earlier one for ``key``;
-        without, it replaces that one. One that prefers a refuted action is forgotten.
+        With ``answers_per_state`` it is kept beside an earlier answer for ``key``, without it
+        replaces that one. The no-op filter drops an answer that prefers a refuted action.
 
         Args:
             key: Exact key.
             advice: The answer. Its ``raw`` text and its ``usage`` are not kept.
-            coarse: Coarse key under which neighbours may find it. Default: none.
-            latent: Latent ``[D]`` near which neighbours may find it. Default: none.
+
+        Keyword Args:
+            abstract_state: Abstract state that it serves. Default: none.
+            latent: Latent ``[D]`` near which it serves. Default: none.
 
         Raises:
-            StoreError: If the store cannot be written. The answer is in memory
-                nevertheless, and is served from there.
+            StoreError: If the store cannot be written. The answer is in memory all the same.
             ValueError: If ``latent`` is not a vector.
         """
         # A raw answer may have megabytes, and the cache lives as long as the run.
         advice = Advice(advice.logits, advice.confidence)
-        entry = _Entry(advice, coarse, None if latent is None else as_vector(latent))
+        entry = _Entry(advice, abstract_state, None if latent is None else _vector(latent))
         with self._lock:
-            if not self._ballots.answered(key, coarse, advice):
+            if abstract_state is not None:
+                self._visits[abstract_state] = 0
+            if self._is_no_op(key, advice):
+                self._closed.add(key)
                 return
-            slot = self._slot(key) if coarse is not None else key
+            slot, number = key, 1
+            while self.answers_per_state and abstract_state is not None and self._alive(slot):
+                number += 1
+                slot = f"{key}#{number}"
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
             self._save([(slot, entry)])
@@ -327,7 +364,7 @@ class AdviceCache:
     def _insert(self, key: str, entry: _Entry) -> None:
         self._entries[key] = entry
         self._entries.move_to_end(key)
-        self._near.add(key, entry.seq, coarse=entry.coarse, latent=entry.latent)
+        self._neighbors.add(key, entry)
         self._outlived.pop(key, None)
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
@@ -335,14 +372,9 @@ class AdviceCache:
 
     def _remove(self, key: str) -> None:
         del self._entries[key]
-        self._near.drop(key)
+        self._neighbors.drop(key)
 
     # ---- the store ----
-
-    def expect(self, n_actions: int) -> None:
-        """Take answers with ``n_actions`` logits alone from the store."""
-        if self._table is not None:
-            self._table.n_actions = n_actions
 
     def take_unreadable(self) -> list[str]:
         """Return one line about each row of the store that could not be read, once."""
@@ -350,75 +382,69 @@ class AdviceCache:
         return [lines.popleft() for _ in range(len(lines))]
 
     def _save(self, entries: Sequence[tuple[str, _Entry]]) -> None:
-        if self._table is None or not entries:
-            return
-        rows = [(key, entry.advice, entry.coarse, entry.latent) for key, entry in entries]
-        for (_, entry), number in zip(entries, self._table.save(rows), strict=True):
-            entry.seq = number
+        if self._table is not None and entries:
+            for (_, entry), seq in zip(entries, self._table.save(entries), strict=True):
+                entry.seq = seq
 
-    def _stored(self, where: str, value: Any) -> list[StoredAnswer]:
+    def _stored(self, where: str, value: Any) -> list[_Row]:
         return [] if self._table is None else self._table.select(where, value, self.max_entries)
 
     def pull(self) -> None:
-        """Take in what the store has got since the last time; raises :class:`StoreError`."""
+        """Load what the store has got since the last time; raises :class:`StoreError`."""
         with self._lock:
             rows = self._stored("seq > ?", self._seen)
             if rows:
                 self._dropped |= len(rows) == self.max_entries
                 self._seen = rows[0].seq
-                self._admit(rows[::-1])
+                self._load(rows[::-1])
 
-    def _admit(self, rows: Sequence[StoredAnswer]) -> None:
-        for seq, key, advice, coarse, latent in rows:
-            if advice is None:
+    def _load(self, rows: Sequence[_Row]) -> None:
+        for seq, key, entry in rows:
+            if entry is None:
                 continue
             known = self._entries.get(key)
             if seq > (self._outlived.get(key, 0) if known is None else known.seq):
-                self._insert(key, _Entry(advice, coarse, latent, born=self._now, seq=seq))
+                entry.born = self._now
+                self._insert(key, entry)
 
     # ---- progress ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return entries in memory, least recently used first, and counters, for JSON."""
+        """Return the entries in memory, least recently used first, and the counters, for JSON."""
         with self._lock:
             return {
                 "entries": [
-                    [key, list(entry.advice.logits), entry.advice.confidence, self._extra(entry)]
+                    [key, list(entry.advice.logits), entry.advice.confidence, _extra(entry)]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
                 "now": self._now,
                 "seen": self._seen,
                 "outlived": dict(self._outlived),
-                "ballots": self._ballots.state_dict(),
+                "ballots": {
+                    "visits": dict(self._visits),
+                    "refuted": {key: sorted(actions) for key, actions in self._refuted.items()},
+                    "closed": sorted(self._closed),
+                },
                 "prefix": self.prefix,
             }
-
-    def _extra(self, entry: _Entry) -> dict[str, Any]:
-        extra = {
-            "coarse": entry.coarse,
-            "latent": None if entry.latent is None else entry.latent.tolist(),
-            "born": entry.born,
-            "seq": entry.seq,
-        }
-        return {name: value for name, value in extra.items() if value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace entries and counters.
 
-        With a store its answers come first, and what it lacks of the state is written
-        into it. Entries of another ``prefix`` are left out, with a warning.
+        With a store its answers come first, and what it lacks of the state is written to it.
+        Entries of another ``prefix`` are left out, with a warning.
 
         Args:
-            state: What :meth:`state_dict` returned. Of more entries than
-                ``max_entries``, the most recently used stay.
+            state: What :meth:`state_dict` returned. Of more entries than ``max_entries`` the
+                most recently used stay.
 
         Raises:
             StoreError: If the store cannot be read or written.
         """
         with self._lock:
             self._entries.clear()
-            self._near = Neighbourhood(self.radius)
+            self._neighbors = _Neighbors(self.radius)
             self._seen = 0 if self.store is not None else int(state.get("seen", 0))
             self._dropped = False
             for name in _COUNTERS:
@@ -432,23 +458,31 @@ class AdviceCache:
                     )
                 state = {"entries": ()}
             self._outlived = dict(state.get("outlived", {}))
-            self._ballots.load_state_dict(state.get("ballots", {}))
+            per_key = state.get("ballots", {})
+            self._visits = {key: int(n) for key, n in per_key.get("visits", {}).items()}
+            refuted = per_key.get("refuted", {})
+            self._refuted = {key: {int(a) for a in actions} for key, actions in refuted.items()}
+            self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries, unsaved = [], []
         for key, logits, confidence, *extra in saved:
-            advice = Advice(logits=tuple(logits), confidence=confidence)
-            entry = _Entry(advice, **(extra[0] if extra else {}))
-            if entry.latent is not None:
-                entry.latent = as_vector(entry.latent)
+            names = dict(extra[0]) if extra else {}
+            latent = names.pop("latent", None)
+            entry = _Entry(
+                Advice(logits=tuple(logits), confidence=confidence),
+                names.pop("coarse", None),
+                None if latent is None else _vector(latent),
+                **names,
+            )
             known = self._entries.get(key)
             if known is not None and known.seq > entry.seq:
-                continue  # bought anew since, by another process or before a crash
+                continue  # bought again since, by another process or before a crash
             entries.append((key, entry))
             # A row that cannot be read is as good as none.
-            stored = known is not None or any(r.advice for r in self._stored("key = ?", key))
+            stored = known is not None or any(row.entry for row in self._stored("key = ?", key))
             if self.store is not None and not stored:
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
@@ -458,3 +492,211 @@ class AdviceCache:
             for key, entry in entries:
                 self._number(entry)
                 self._insert(key, entry)
+
+
+def _extra(entry: _Entry) -> dict[str, Any]:
+    extra = {
+        "coarse": entry.abstract,
+        "latent": None if entry.latent is None else entry.latent.tolist(),
+        "born": entry.born,
+        "seq": entry.seq,
+    }
+    return {name: value for name, value in extra.items() if value}
+
+
+def average(advices: Sequence[Advice]) -> Advice:
+    r"""Return the confidence-weighted mean of some answers' distributions, as one answer.
+
+    :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
+    all :math:`c_j = 0` count alike. A single answer comes back as it is.
+
+    Args:
+        advices: At least one, with equally many logits.
+
+    Examples:
+        >>> both = average([Advice(logits=(0.0, 3.0)), Advice(logits=(3.0, 0.0))])
+        >>> both.logits[0] == both.logits[1]
+        True
+    """
+    if len(advices) == 1:
+        return advices[0]
+    logits = np.array([advice.logits for advice in advices], dtype=np.float64)
+    confidence = np.array([advice.confidence for advice in advices])
+    weights = confidence if confidence.any() else np.ones_like(confidence)
+    probs = np.exp(logits - logits.max(1, keepdims=True))
+    mean = weights @ (probs / probs.sum(1, keepdims=True)) / weights.sum()
+    # The smallest probability that a float32 keeps apart from zero.
+    logs = np.log(np.maximum(mean, 1e-38))
+    return Advice(logits=tuple(logs.tolist()), confidence=float(confidence.mean()))
+
+
+class _Neighbors:
+    """Index from abstract states and latents to exact keys.
+
+    The search by latents compares all of them, which suits the thousands of answers that a
+    budget buys.
+    """
+
+    def __init__(self, radius: float | None) -> None:
+        self._radius = radius
+        self._states: dict[str, dict[str, int]] = {}  # exact keys and their numbers
+        self._latents: dict[str, np.ndarray] = {}
+        self._states_of: dict[str, str] = {}
+        self._tables: dict[int, tuple[list[str], np.ndarray]] = {}
+
+    def add(self, key: str, entry: _Entry) -> None:
+        self.drop(key)
+        if entry.abstract is not None:
+            self._states.setdefault(entry.abstract, {})[key] = entry.seq
+            self._states_of[key] = entry.abstract
+        if self._radius is not None and entry.latent is not None:
+            self._latents[key] = entry.latent
+            self._tables.clear()
+
+    def drop(self, key: str) -> None:
+        state = self._states_of.pop(key, None)
+        if state is not None:
+            del self._states[state][key]
+            if not self._states[state]:
+                del self._states[state]
+        if self._latents.pop(key, None) is not None:
+            self._tables.clear()
+
+    def in_state(self, abstract_state: str) -> list[str]:
+        """Return the exact keys of an abstract state, latest answer first."""
+        numbers = self._states.get(abstract_state, {})
+        return sorted(numbers, key=numbers.__getitem__, reverse=True)
+
+    def near(self, latent: ArrayLike) -> list[str]:
+        """Return the exact keys whose latent is within the radius, nearest first."""
+        vector = None if self._radius is None else _vector(latent)
+        if vector is None:
+            return []
+        keys, table = self._table(len(vector))
+        # Another program's numbers may lie further away than a float32 tells.
+        with np.errstate(over="ignore"):
+            distances = np.sqrt(((table - vector) ** 2).sum(1))
+        order = np.argsort(distances, kind="stable")
+        return [keys[i] for i in order if distances[i] <= self._radius]
+
+    def _table(self, length: int) -> tuple[list[str], np.ndarray]:
+        # By length: another world model that wrote into the same store is no neighbor.
+        if length not in self._tables:
+            keys = [key for key, latent in self._latents.items() if len(latent) == length]
+            rows = [self._latents[key] for key in keys]
+            table = np.stack(rows) if rows else np.zeros((0, length), dtype=np.float32)
+            self._tables[length] = keys, table
+        return self._tables[length]
+
+
+def _vector(latent: ArrayLike) -> np.ndarray | None:
+    """Return ``latent`` as a float32 vector of its own, ``None`` if it is not finite."""
+    vector = np.array(latent, dtype=np.float32)
+    if vector.ndim != 1 or not len(vector):
+        raise ValueError(f"A latent must be a vector [D], got shape {vector.shape}. Flatten it.")
+    return vector if np.isfinite(vector).all() else None
+
+
+class _Row(NamedTuple):
+    seq: int
+    key: str = ""
+    entry: _Entry | None = None  # none in a row that cannot be read
+
+
+class _AnswerTable:
+    """The answers of one prefix in the store.
+
+    Damaged rows are skipped. What could not be written is written with the next answer.
+    """
+
+    def __init__(self, store: AdviceStore, prefix: str) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.n_actions: int | None = None
+        self.unreadable: deque[str] = deque()  # one line about each damaged row
+        self._met: set[int] = set()
+        self._unsaved: dict[str, _Entry] = {}
+        self._lock = SharedLock()
+
+    def save(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
+        """Write entries in one transaction, and return their numbers.
+
+        An answer that is replaced gets a new number, by which other processes find it.
+        """
+        with self._lock:
+            unsaved, self._unsaved = self._unsaved, {}
+        new = dict(entries)
+        late = [(key, entry) for key, entry in unsaved.items() if key not in new]
+        try:
+            return self._write([*late, *entries])[len(late) :]
+        except StoreError:
+            with self._lock:
+                unsaved |= new | self._unsaved
+                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
+            raise
+
+    def _write(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
+        with self.store.write() as connection:
+            return [
+                connection.execute(
+                    "INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (
+                        self.prefix,
+                        key,
+                        _to_json(entry.advice),
+                        entry.abstract,
+                        None if entry.latent is None else entry.latent.tobytes(),
+                    ),
+                ).lastrowid
+                for key, entry in entries
+            ]
+
+    def select(self, where: str, value: Any, limit: int) -> list[_Row]:
+        """Return at most ``limit`` rows for which a condition holds, latest first."""
+        rows = self.store.read(
+            "SELECT seq, key, answer, coarse, latent FROM advice "
+            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
+            (self.prefix, value, limit),
+        )
+        return [self._read(*row) for row in rows]
+
+    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
+        try:
+            advice = _from_json(_checked(answer, str, "answer"), self.n_actions)
+            if coarse is not None:
+                _checked(coarse, str, "coarse")
+            if latent is not None:
+                latent = np.frombuffer(_checked(latent, bytes, "latent"), dtype=np.float32)
+                if not latent.size:
+                    raise ValueError("latent is empty")
+                latent = _vector(latent)
+            entry = _Entry(advice, coarse, latent, seq=seq)
+            return _Row(seq, _checked(key, str, "key"), entry)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            if seq not in self._met:
+                self._met.add(seq)
+                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
+                self.unreadable.append(message[:_MAX_MESSAGE])
+            return _Row(seq)
+
+
+def _checked(value: Any, kind: type, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _to_json(advice: Advice) -> str:
+    # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
+    return json.dumps([[float(value) for value in advice.logits], float(advice.confidence)])
+
+
+def _from_json(text: str, n_actions: int | None) -> Advice:
+    logits, confidence = json.loads(text)
+    if any(isinstance(value, bool) for value in (*logits, confidence)):
+        raise TypeError("a truth value where a number was expected")
+    if n_actions not in (None, len(logits)):
+        raise ValueError(f"{len(logits)} logits for {n_actions} actions")
+    # Adding makes a float of each number, and raises for what is none.
+    return Advice(logits=tuple(value + 0.0 for value in logits), confidence=confidence + 0.0)

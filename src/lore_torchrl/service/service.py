@@ -2,54 +2,102 @@
 
 from __future__ import annotations
 
-import copy
+import asyncio
+import inspect
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import Sending, Usage
+from lore_torchrl.advisors.errors import FatalAdviceError, Sending, StoppedError, Usage
+from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import shown
-from lore_torchrl.service.advisor_state import restore_advisor, save_advisor
-from lore_torchrl.service.answers import Failure, Verdict, judge
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.counters import CallCounters
-from lore_torchrl.service.desk import AdviceDesk
-from lore_torchrl.service.flight import Call, Flight, Near, Reply
-from lore_torchrl.service.policy import CallPolicy
+from lore_torchrl.service.event_loop import EventLoopThread
+from lore_torchrl.service.outcomes import CallCounters, Failure, Outcome, judge
+from lore_torchrl.service.policy import CallPolicy, StepSignals
 from lore_torchrl.service.store import StoreError, patience
+from lore_torchrl.service.tickets import Ticket, TicketTable
 
-# A situation without neighbours.
-_NOWHERE = Near()
-_MAX_QUESTIONS = 256
-# What a step waits for other processes that write into the store, in seconds, and what
-# keeping a batch's answers waits.
+# Seconds that a step waits for other processes that write to the store, before it pays and
+# while it keeps a batch's answers.
 _PAY_WAIT_S = {"blocking": 0.2, "async": 0.02}
 _KEEP_WAIT_S = 0.2
+# Seconds that an advisor gets beyond its deadline to react to its cancellation.
+_GRACE_S = 0.5
+# Seconds that it gets to close its connections.
+_CLOSE_S = 1.0
+# Seconds that all answers in flight get together after `stop_asking`.
+_LAST_S = 1.0
+
+
+class Query(NamedTuple):
+    """The situation of one row, and how to ask about it.
+
+    Attributes:
+        key: Exact key of the situation.
+        request: Returns the question, with ``key`` as its ``cache_key``. Called only if the
+            advisor is asked.
+        row: Row of the batch. Default: ``0``.
+        abstract_state: Abstract state whose answers serve. Default: none.
+        latent: Latent ``[D]`` near which answers serve. Default: none.
+        no_op: Advised action that was just taken, without changing the situation or gaining
+            reward; its advice no longer serves here. Default: none.
+    """
+
+    key: str
+    request: Callable[[], AdviceRequest]
+    row: int = 0
+    abstract_state: str | None = None
+    latent: Any = None
+    no_op: int | None = None
+
+
+class Reply(NamedTuple):
+    """What a row gets.
+
+    Attributes:
+        advice_id: Number of the question that the row's answer comes, or will come, from; 0
+            for none, and for advice from the cache.
+        advice: The advice, ``None`` for none (yet).
+        fallback: Whether ``advice`` is another answer that serves until that of question
+            ``advice_id`` comes.
+    """
+
+    advice_id: int = 0
+    advice: Advice | None = None
+    fallback: bool = False
 
 
 class AdviceService:
-    """Owns cache, budget and call policy, and asks the advisor; a failure costs no run.
+    """Owns cache, budget and call policy, and asks the advisor; a failure never stops the run.
 
-    An answer that is late beyond its deadline, malformed or an exception is counted in
-    :attr:`errors` by its kind, logged once for each kind, and comes back as ``None``; only a
+    An answer that is late, malformed or an exception is counted in :attr:`errors` by its
+    kind, logged once per kind, and comes back as ``None``; only a
     :class:`~lore_torchrl.advisors.errors.FatalAdviceError` reaches the caller. The advisor
-    runs in an event loop of its own in a daemon thread, from the first question on; its
-    ``aclose``, if it has one, ends it there.
+    runs in an event loop in a daemon thread, which starts with the first question; its
+    ``aclose``, if it has one, is called there at the end.
 
     ``mode="blocking"`` waits for each answer: deterministic if the advisor is.
-    ``mode="async"`` waits for none. A question gets an id and the step goes on; the answer
-    enters the cache when it comes, and :meth:`take_late` hands it out with its id. A
-    situation whose question is in flight is not asked about twice. What is in flight when
-    the service is closed, saved and restored, or killed is lost: counted, never refunded.
+    ``mode="async"`` never waits: a question gets a number, the step goes on, the answer
+    enters the cache when it comes, and :meth:`answers` returns it by its number. A situation
+    whose question is in flight is not asked about again. What is in flight when the service
+    is closed, killed, or restored from a checkpoint is lost: counted, never refunded.
 
     If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key.
+
+    A blocking service whose budget has a ``store`` can be pickled: the copy spends from the
+    same ledger and counts its own calls.
 
     Args:
         advisor: Whom to ask.
@@ -58,11 +106,11 @@ class AdviceService:
         cache: Where answers are kept. Default: ``AdviceCache()``.
         timeout_s: Deadline of a whole batch in seconds. Default: ``30.0``.
         mode: ``"blocking"`` or ``"async"``. Default: ``"blocking"``.
-        max_in_flight: Most questions in flight in async mode, at least 1; one beyond it is
-            not asked. Default: ``16``.
+        max_in_flight: Most questions in flight in async mode, at least 1. Default: ``16``.
 
     Raises:
-        TypeError: If ``advisor`` has no ``advise``.
+        TypeError: If ``advisor`` has no ``advise``; if the service is pickled in async mode
+            or without a store.
         ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
             finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
 
@@ -72,16 +120,16 @@ class AdviceService:
         ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
         >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
         >>> with AdviceService(Right(), budget=CallBudget(10)) as service:
-        ...     service.ask([request])[0].logits
+        ...     service.ask([request])[0].advice.logits
         (0.0, 3.0)
         >>> service.lookup("wall").logits
         (0.0, 3.0)
         >>> service.budget.remaining
         9
         >>> with AdviceService(Right(), budget=CallBudget(10), mode="async") as service:
-        ...     ids, left = service.submit([request]), service.drain(5.0)
-        ...     service.take_late()
-        [(1, Advice(logits=(0.0, 3.0), confidence=1.0))]
+        ...     replies, left = service.ask([request]), service.drain(5.0)
+        ...     service.answers([replies[0].advice_id])
+        {1: Advice(logits=(0.0, 3.0), confidence=1.0)}
     """
 
     def __init__(
@@ -99,8 +147,7 @@ class AdviceService:
             raise TypeError(
                 f"AdviceService needs an advisor with an async `advise`, got {advisor!r}."
             )
-        if policy is None:
-            policy = CallPolicy(budget)
+        policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
             raise ValueError(
                 f"The policy counts on {policy.budget!r}, the service would spend from "
@@ -123,14 +170,16 @@ class AdviceService:
         self.mode = mode
         self.max_in_flight = max_in_flight
         self.counters = CallCounters()
+        self._tickets = TicketTable()
         self._last_id = 0
-        self._questions: OrderedDict[int, AdviceRequest] = OrderedDict()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._desk = AdviceDesk(
-            self.advisor, counters=self.counters, keep=self._keep, timeout_s=self.timeout_s
-        )
+        # Guards counters and tickets, where the caller's thread and the loop's meet. It is
+        # never held over I/O, so that no step waits for the loop's thread.
+        self._lock = threading.RLock()
+        self._finished = threading.Condition(self._lock)
+        self._worker: EventLoopThread | None = None
+        self._fatal: BaseException | None = None
+        self._waited_for: Future | None = None
+        self._end: float | None = None  # clock at which a stopped service waits no longer
 
     def __enter__(self) -> AdviceService:
         return self
@@ -138,85 +187,119 @@ class AdviceService:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        # What is in flight stays the original's: two of them cannot receive one answer.
-        with self._desk.lock:
-            state = {**self.__dict__, "counters": copy.deepcopy(self.counters)}
-        del state["_desk"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin_anew()
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mode == "async":
+            raise TypeError(
+                "An AdviceService in async mode cannot be pickled: its late answers would not "
+                "reach the replay rows of another process. Use mode='blocking' there."
+            )
+        make = partial(
+            AdviceService,
+            self.advisor,
+            budget=self.budget,
+            policy=self.policy,
+            cache=self.cache,
+            timeout_s=self.timeout_s,
+            max_in_flight=self.max_in_flight,
+        )
+        return make, ()
 
     @property
     def errors(self) -> Counter[str]:
         """Failures so far, by kind."""
         return self.counters.errors
 
-    @property
-    def room(self) -> int:
-        """Questions that a step may ask now.
+    # ---- one vector step ----
 
-        As many as ``max_in_flight`` leaves; none while the oldest in flight waits for more than
-        twice the 95th percentile of the latencies, since a server that has fallen silent would
-        be sent all of them. So the first answer is waited for before a second question.
-        """
-        with self._desk.lock:
-            flight = self._desk.flight
-            late = len(flight) and flight.oldest_s > 2.0 * self.counters.latency(0.95)
-        return 0 if late or self._desk.stopped else self._free_places
-
-    @property
-    def _free_places(self) -> int:
-        return max(0, self.max_in_flight - len(self._desk.flight))
-
-    # ---- what is known ----
-
-    def question(self, advice_id: int) -> AdviceRequest | None:
-        """Return one of the last 256 questions by its number, without its picture."""
-        with self._desk.lock:
-            return self._questions.get(advice_id)
-
-    def lookup(self, key: str) -> Advice | None:
-        """Return the cached advice for ``key`` or ``None``, and count the hit or miss."""
-        return self.find(key).advice
-
-    def find(self, key: str, near: Near = _NOWHERE, *, count: bool = True) -> Reply:
-        """Return cached advice, and the question in flight: its id, negative beside advice.
+    def step(self, queries: Sequence[Query], signals: StepSignals | None) -> list[Reply]:
+        """Look up the rows' situations, and ask about those that the call policy chooses.
 
         Args:
-            key: Key of the situation.
-            near: By what a neighbour's advice may serve. Default: nothing.
+            queries: The rows that need advice, each in the situation it has just entered.
+            signals: What the step tells the policy about all rows; ``None`` to look up
+                only, where no cost and no counter moves.
 
-        Keyword Args:
-            count: Whether this counts as a hit or miss of the cache. Default: ``True``.
+        Returns:
+            One reply per query. Rows in the same situation share a question.
+
+        Raises:
+            FatalAdviceError: If the advisor says that no run should go on.
         """
+        armed = signals is not None
+        self.cache.advance(signals.steps if armed else 0)
+        replies: list[Reply] = []
+        candidates: dict[int, int] = {}  # from a row to its query
+        served: list[int] = []
+        for place, query in enumerate(queries):
+            if query.no_op is not None:
+                self.cache.refute(self._prefixed(query.key), query.no_op)
+            reply = self._find(query, count=armed)
+            replies.append(reply)
+            if not armed:
+                continue
+            known = reply.advice is not None
+            keys = self._prefixed(query.key), self._prefixed(query.abstract_state)
+            if not reply.advice_id and self.cache.wants(*keys, known=known):
+                candidates[query.row] = place
+            elif known or reply.advice_id:
+                served.append(query.row)
+        if not armed:
+            return replies
+        situations: list[str | None] = [None] * len(signals.scores)
+        for query in queries:
+            situations[query.row] = query.key
+        chosen = self.policy.choose(
+            list(candidates) if self._may_ask else [],
+            signals,
+            served=served,
+            situations=situations,
+        )
+        if chosen:
+            bought = self._buy([queries[candidates[row]] for row in chosen])
+            for place in candidates.values():
+                if (reply := bought.get(queries[place].key)) is None:
+                    continue
+                if reply.advice is None and replies[place].advice is not None:
+                    reply = replies[place]._replace(
+                        advice_id=reply.advice_id, fallback=bool(reply.advice_id)
+                    )
+                replies[place] = reply
+        return replies
+
+    def ask(self, requests: Sequence[AdviceRequest]) -> list[Reply]:
+        """Ask about each situation that is neither cached nor in flight, whatever the policy.
+
+        Args:
+            requests: The questions, of one batch and under one deadline. Requests with the
+                same key are asked once; those beyond the budget are not asked.
+
+        Returns:
+            One reply per request: in blocking mode with the answer, in async mode with the
+            number of the question.
+
+        Raises:
+            FatalAdviceError: If the advisor says that no run should go on.
+        """
+        queries = [Query(request.cache_key, lambda r=request: r) for request in requests]
+        known = {query.key: self._find(query, count=False) for query in queries}
+        known |= self._buy([query for query in queries if known[query.key] == Reply()])
+        return [known[query.key] for query in queries]
+
+    def lookup(self, key: str) -> Advice | None:
+        """Return the cached advice for exactly this situation, without counting the look-up."""
+        return self._find(Query(key, AdviceRequest), count=False).advice
+
+    def _find(self, query: Query, *, count: bool) -> Reply:
         look = self.cache.get if count else self.cache.peek
         # In this order: an answer that lands in between is in the cache by then.
-        advice_id = self._desk.flight.advice_id(key)
+        with self._lock:
+            advice_id = self._tickets.in_flight(query.key)
         advice = None
         with self._storing():
-            advice = look(self._prefixed(key), self._prefixed(near.coarse), near.latent)
-        return Reply(advice_id if advice is None else -advice_id, advice)
-
-    def wants(self, key: str, near: Near, *, known: bool) -> bool:
-        """Return whether a question about a situation is worth its price.
-
-        See :meth:`AdviceCache.wants`: not where ``known``, unless its class has too few
-        answers for how often it is visited. Nor while one about it is in flight.
-        """
-        if self._desk.flight.advice_id(key):
-            return False
-        return self.cache.wants(self._prefixed(key), self._prefixed(near.coarse), known=known)
-
-    def refute(self, key: str, action: int) -> None:
-        """Take note that ``action`` left a situation as it was: see :class:`AdviceCache`."""
-        self.cache.refute(self._prefixed(key), action)
-
-    def _peek(self, key: str) -> Advice | None:
-        with self._storing():
-            return self.cache.peek(self._prefixed(key))
+            advice = look(
+                self._prefixed(query.key), self._prefixed(query.abstract_state), query.latent
+            )
+        return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
@@ -224,112 +307,52 @@ class AdviceService:
             return key
         return f"{prefix}{key}"
 
-    # ---- asking ----
+    @property
+    def _free_places(self) -> int:
+        return max(0, self.max_in_flight - len(self._tickets))
 
-    def consult(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[Reply]:
-        """Ask in this service's mode.
+    @property
+    def _may_ask(self) -> bool:
+        """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent.
 
-        Args:
-            requests: The questions, of one batch and under one deadline.
-            near: For each request, by what its neighbours may find the answer. Default:
-                nothing.
-
-        Returns:
-            One reply for each request: with its answer in blocking mode; in async mode with
-            the id of the answer to come, and the answer if it has come already.
-
-        Raises:
-            FatalAdviceError: If the advisor says that no run should go on.
+        It is silent if the oldest question waits for more than twice the 95th percentile of
+        the latencies; so the first answer is waited for before a second question.
         """
-        if self.mode == "blocking":
-            return self._ask(requests, near)
-        replies = []
-        for request, advice_id in zip(requests, self.submit(requests, near), strict=True):
-            advice = self._peek(request.cache_key)
-            with self._desk.lock:
-                landed = advice is not None and self._desk.flight.claim(advice_id)
-                if landed:
-                    self.counters.made_it()
-            if advice_id and not landed:
-                advice = None  # an earlier answer, to a situation that is asked about again
-            replies.append(Reply(advice_id, advice))
+        with self._lock:
+            silent = self._tickets.oldest_s > 2.0 * self.counters.latency(0.95)
+            return not silent and self._end is None and self._free_places > 0
+
+    # ---- paying and asking ----
+
+    def _buy(self, queries: Sequence[Query]) -> dict[str, Reply]:
+        """Pay for a question about each situation and ask it; return the replies by key."""
+        if self.mode == "async":
+            self._check()
+        unique: dict[str, Query] = {}
+        for query in queries:
+            unique.setdefault(query.key, query)
+        questions = [(query, query.request()) for query in unique.values()]
+        places = self._free_places if self.mode == "async" else len(questions)
+        if beyond := max(0, len(questions) - places):
+            self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
+        tickets = self._pay(questions[:places])
+        if tickets and self.mode == "blocking":
+            self._wait_for(tickets)
+        elif tickets:
+            with self._lock:
+                self._loop().submit(self._serve(tickets))
+        replies = dict.fromkeys(unique, Reply())
+        with self._lock:
+            for ticket in tickets:
+                lost = ticket.done and ticket.answer is None
+                if self.mode == "async" and ticket.answer is not None:
+                    self.counters.late -= 1  # it came within the step after all
+                    self.counters.in_time += 1
+                advice_id = 0 if lost and self.mode == "blocking" else ticket.advice_id
+                replies[ticket.request.cache_key] = Reply(advice_id, ticket.answer)
         return replies
 
-    def ask(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
-        """Ask the advisor and wait for its answers, whatever the mode.
-
-        Requests with the same key are asked once; one whose answer is cached is not
-        asked at all. Requests beyond the budget are not asked either.
-
-        Args:
-            requests: The questions, of one batch and under one deadline.
-
-        Returns:
-            One answer for each request, ``None`` where there is none.
-
-        Raises:
-            FatalAdviceError: If the advisor says that no run should go on.
-        """
-        return [reply.advice for reply in self._ask(requests)]
-
-    def _ask(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[Reply]:
-        known, questions = self._sort(requests, near)
-        calls = self._pay(questions)
-        if calls:
-            for call, advice in zip(calls, self._desk.wait_for(calls), strict=True):
-                known[call.request.cache_key] = Reply(call.advice_id if advice else 0, advice)
-        return [known[request.cache_key] for request in requests]
-
-    def submit(self, requests: Sequence[AdviceRequest], near: Sequence[Near] = ()) -> list[int]:
-        """Ask without waiting for the answers; what it waits for is the ledger's commit.
-
-        Args:
-            requests: The questions, of one batch and under one deadline.
-            near: As in :meth:`consult`.
-
-        Returns:
-            For each request the id of its question, or 0 where none is in flight: its
-            answer is cached, the budget is used up or ``max_in_flight`` reached.
-
-        Raises:
-            FatalAdviceError: If the advisor has said that no run should go on.
-            RuntimeError: In blocking mode.
-        """
-        if self.mode != "async":
-            raise RuntimeError(
-                "submit() needs AdviceService(mode='async'); a blocking service has ask()."
-            )
-        self._desk.check()
-        waiting = self._desk.flight.advice_id
-        ids = {request.cache_key: waiting(request.cache_key) for request in requests}
-        known, questions = self._sort(requests, near)
-        questions = [question for question in questions if not ids[question[0].cache_key]]
-        room = self._free_places
-        if beyond := max(0, len(questions) - room):
-            self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
-        calls = self._pay(questions[:room])
-        if calls:
-            ids |= {call.request.cache_key: call.advice_id for call in calls}
-            self._desk.start(calls)
-        for key in known.keys() - {call.request.cache_key for call in calls}:
-            ids[key] = 0 if known[key].advice else ids[key]
-        return [ids[request.cache_key] for request in requests]
-
-    def _sort(
-        self, requests: Sequence[AdviceRequest], near: Sequence[Near]
-    ) -> tuple[dict[str, Reply], list[tuple[AdviceRequest, Near]]]:
-        """Return what the cache knows, and one question about each other situation."""
-        known: dict[str, Reply] = {}
-        unknown: dict[str, tuple[AdviceRequest, Near]] = {}
-        near = near or [_NOWHERE] * len(requests)
-        for request, place in zip(requests, near, strict=True):
-            key = request.cache_key
-            known[key] = Reply(0, self._peek(key))
-            if known[key].advice is None or self.wants(key, place, known=True):
-                unknown.setdefault(key, (request, place))
-        return known, list(unknown.values())
-
-    def _pay(self, questions: Sequence[tuple[AdviceRequest, Near]]) -> list[Call]:
+    def _pay(self, questions: Sequence[tuple[Query, AdviceRequest]]) -> list[Ticket]:
         """Spend a call for each question, as far as the budget goes."""
         try:
             with patience(_PAY_WAIT_S[self.mode]):
@@ -341,24 +364,156 @@ class AdviceService:
             return []
         if beyond := len(questions) - paid:
             self._record("budget", f"{beyond} questions beyond the budget", beyond)
-        calls = []
-        with self._desk.lock:
+        with self._lock:
             self.counters.calls += paid
-            for request, near in questions[:paid]:
-                self._last_id += 1
-                near = near._replace(coarse=self._prefixed(near.coarse))
-                key = self._prefixed(request.cache_key)
-                calls.append(Call(self._last_id, request, key, near))
-                # A picture may be large, and who looks here reads the text.
-                self._questions[self._last_id] = (
-                    request if request.image is None else replace(request, image=None)
+            tickets = [
+                Ticket(
+                    self._last_id + number,
+                    request,
+                    self._prefixed(query.key),
+                    self._prefixed(query.abstract_state),
+                    query.latent,
                 )
-                if len(self._questions) > _MAX_QUESTIONS:
-                    self._questions.popitem(last=False)
-        return calls
+                for number, (query, request) in enumerate(questions[:paid], 1)
+            ]
+            self._last_id += paid
+            self._tickets.add(tickets)
+        return tickets
+
+    def _wait_for(self, tickets: Sequence[Ticket]) -> None:
+        """Ask and wait for the answers of one batch."""
+        try:
+            outcome = self._keep(tickets, self._run(tickets))
+        except BaseException:
+            with self._lock:
+                self.counters.lost += len(tickets)
+                for ticket in tickets:
+                    self._tickets.finish(ticket, None)
+            raise
+        self._finish(tickets, outcome, late=False)
+        if outcome.fatal is not None:
+            raise outcome.fatal
+
+    def _run(self, tickets: Sequence[Ticket]) -> Any:
+        future = self._waited_for = self._loop().submit(self._attempt(tickets))
+        if self._end is not None:
+            future.cancel()
+        try:
+            return future.result(self.timeout_s + _GRACE_S)
+        except CancelledError:
+            return StoppedError("The run is being stopped.")
+        except TimeoutError as error:
+            # The advisor blocks its loop: abandon both and start new ones next time.
+            future.cancel()
+            self._abandon_loop()
+            return error
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
+        """Return the advisor's answers, or what it raised."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answers = self.advisor.advise([ticket.request for ticket in tickets])
+                if not inspect.isawaitable(answers):
+                    return FatalAdviceError(
+                        f"{type(self.advisor).__name__}.advise() returned "
+                        f"{type(answers).__name__} instead of something to await: define it with "
+                        "`async def`."
+                    )
+                return await answers
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
+            # An exit raised inside a task would end the loop without waking the caller.
+            return error
+
+    async def _serve(self, tickets: Sequence[Ticket]) -> None:
+        """Ask a batch that nobody waits for."""
+        result = await self._attempt(tickets)
+        if tickets[0].done and isinstance(result, asyncio.CancelledError):
+            return
+        try:
+            outcome = self._keep(tickets, result)
+        except Exception as error:
+            # Nobody awaits this task: the run's own thread raises it at its next call.
+            outcome = Outcome([None] * len(tickets), fatal=error)
+        with self._lock:
+            if tickets[0].done:
+                # Given up, and counted as lost; the cache has the answer all the same.
+                self.counters.refund(outcome.refunded)
+                return
+            self._fatal = self._fatal or outcome.fatal
+            self._finish(tickets, outcome, late=True)
+
+    def _finish(self, tickets: Sequence[Ticket], outcome: Outcome, *, late: bool) -> None:
+        with self._lock:
+            self.counters.add(outcome, latency_s=tickets[0].age_s, late=late)
+            for ticket, answer in zip(tickets, outcome.answers, strict=True):
+                self._tickets.finish(ticket, answer)
+            self._finished.notify_all()
+
+    @patience(_KEEP_WAIT_S)
+    def _keep(self, tickets: Sequence[Ticket], result: Any) -> Outcome:
+        """Put usable answers into the cache, their cost into the ledger."""
+        outcome = judge([ticket.request for ticket in tickets], result)
+        failures = iter(outcome.failures)
+        # First the answers: a kill in between forgets some tokens rather than paid advice.
+        for ticket, answer in zip(tickets, outcome.answers, strict=True):
+            if answer is not None:
+                with self._storing():
+                    self.cache.put(
+                        ticket.cache_key,
+                        answer,
+                        abstract_state=ticket.abstract_state,
+                        latent=ticket.latent,
+                    )
+                self._tell_policy(None, free=False)
+            elif (failure := next(failures, None)) is not None:
+                refunded = self._refund(failure)
+                outcome.refunded += refunded
+                self._tell_policy(failure, free=bool(refunded))
+        if outcome.usage != Usage():
+            with self._storing():
+                self.budget.settle(outcome.usage)
+            with self._lock:
+                self.counters.usage += outcome.usage
+        return outcome
+
+    def _refund(self, failure: Failure) -> int:
+        """Refund the call if no server saw it; return the calls refunded."""
+        if failure.sending is Sending.DONE:
+            return 0
+        with self._storing():
+            return self.budget.refund(sent=failure.sending is Sending.TRIED)
+        return 0
+
+    def _tell_policy(self, failure: Failure | None, *, free: bool) -> None:
+        """Tell the policy how a call ended, and the log when an outage begins or ends."""
+        outage = self.policy.outage
+        was_out, steps = outage.out, outage.steps
+        if failure is not None and failure.lasting is None:
+            self.policy.withdraw_call()
+        else:
+            self.policy.observe_result(
+                ok=failure is None, lasting=failure is not None and failure.lasting, free=free
+            )
+        if outage.out and not was_out:
+            torchrl_logger.warning(
+                f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
+                "run goes on without it. The advisor is tried again with one call after "
+                f"{outage.left} environment steps, then at growing intervals."
+            )
+        elif was_out and not outage.out:
+            torchrl_logger.warning(
+                f"Advice is back after {steps} environment steps: the advisor answers again."
+            )
+        if outage.out and failure is not None:
+            # One line tells of an outage, whatever its calls failed of.
+            with self._lock:
+                self.counters.logged.add(failure.kind)
 
     def _record(self, kind: str, message: str, count: int) -> None:
-        with self._desk.lock:
+        with self._lock:
             self.counters.record(kind, message, count)
 
     @contextmanager
@@ -372,75 +527,47 @@ class AdviceService:
         for line in self.cache.take_unreadable():
             self._record("store_row", line, 1)
 
-    @patience(_KEEP_WAIT_S)
-    def _keep(self, calls: Sequence[Call], outcome: Any) -> Verdict:
-        """Put what is usable into the cache, and what it cost into the ledger."""
-        verdict = judge([call.request for call in calls], outcome)
-        failures = iter(verdict.failures)
-        # First the answers: a kill in between forgets some tokens rather than paid advice.
-        for call, advice in zip(calls, verdict.advices, strict=True):
-            if advice is not None:
-                with self._storing():
-                    self.cache.put(call.cache_key, advice, **call.near._asdict())
-                self._watch(None, free=False)
-            elif (failure := next(failures, None)) is not None:
-                refunded = self._refund(failure)
-                verdict.refunded += refunded
-                self._watch(failure, free=bool(refunded))
-        if verdict.usage != Usage():
-            with self._storing():
-                self.budget.settle(verdict.usage)
-            with self._desk.lock:
-                self.counters.usage += verdict.usage
-        return verdict
+    # ---- what came of the questions ----
 
-    def _refund(self, failure: Failure) -> int:
-        """Give the call back if no server saw it; return the calls given back."""
-        if failure.sending is Sending.DONE:
-            return 0
-        with self._storing():
-            return self.budget.refund(sent=failure.sending is Sending.TRIED)
-        return 0
+    def question(self, advice_id: int) -> AdviceRequest | None:
+        """Return a question in flight, or one of the last 1,024, by its number."""
+        with self._lock:
+            ticket = self._tickets[advice_id]
+            return None if ticket is None else ticket.request
 
-    def _watch(self, failure: Failure | None, *, free: bool) -> None:
-        """Tell the policy how a call ended, and the log when an outage begins or ends."""
-        if failure is not None and failure.lasting is None:
-            self.policy.withdraw_call()
-            if self.policy.outage.out:
-                with self._desk.lock:
-                    self.counters.logged.add(failure.kind)
-            return
-        outage = self.policy.outage
-        was_out, steps = outage.out, outage.steps
-        self.policy.observe_result(
-            ok=failure is None, lasting=failure is not None and failure.lasting, free=free
-        )
-        if outage.out and not was_out:
-            torchrl_logger.warning(
-                f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
-                "run goes on without it. The advisor is tried again with one call after "
-                f"{outage.left} environment steps, then at growing intervals."
-            )
-        elif was_out and not outage.out:
-            torchrl_logger.warning(
-                f"Advice is back after {steps} environment steps: the advisor answers again."
-            )
-        if outage.out and failure is not None:
-            # One line tells of an outage, whatever its calls failed of.
-            with self._desk.lock:
-                self.counters.logged.add(failure.kind)
+    def answers(self, advice_ids: Iterable[int]) -> dict[int, Advice | None]:
+        """Return the answers to questions that are no longer in flight.
 
-    def take_late(self) -> list[tuple[int, Advice | None]]:
-        """Return the answers that came since the last time, each with its question's id.
+        Args:
+            advice_ids: Numbers of questions.
 
-        ``None`` stands for a question that was lost. All usable ones are cached already.
+        Returns:
+            From each number that is not in flight to its answer, ``None`` for a question
+            that was lost, or answered more than 1,024 questions ago.
 
         Raises:
             FatalAdviceError: If the advisor has said that no run should go on.
         """
-        self._desk.check()
-        with self._desk.lock:
-            return self._desk.flight.take()
+        self._check()
+        with self._lock:
+            tickets = {advice_id: self._tickets[advice_id] for advice_id in advice_ids}
+            return {
+                advice_id: None if ticket is None else ticket.answer
+                for advice_id, ticket in tickets.items()
+                if ticket is None or ticket.done
+            }
+
+    def _check(self) -> None:
+        """Abandon a loop that its advisor blocks, and raise what an async question raised."""
+        with self._lock:
+            if self._tickets.oldest_s > self.timeout_s + _GRACE_S:
+                given_up = self._tickets.give_up()
+                outcome = self._keep(given_up, TimeoutError("the advisor blocks its event loop"))
+                self.counters.add(outcome, latency_s=0.0, late=True)
+                self._abandon_loop()
+            error, self._fatal = self._fatal, None
+        if error is not None:
+            raise error
 
     def drain(self, timeout_s: float) -> int:
         """Wait for the questions in flight.
@@ -451,24 +578,61 @@ class AdviceService:
         Returns:
             How many are still in flight.
         """
-        return self._desk.drain(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        if self._end is not None:
+            deadline = min(deadline, self._end)
+        with self._lock:
+            while len(self._tickets) and (left := deadline - time.monotonic()) > 0:
+                self._finished.wait(left)
+            return len(self._tickets)
+
+    # ---- the advisor's thread ----
 
     def stop_asking(self) -> None:
         """Ask nothing more, and give up what a step waits for; safe within a signal handler.
 
         From then on :meth:`drain` waits a second in all.
         """
-        self._desk.stop_waiting()
+        self._end = time.monotonic() + _LAST_S
+        if self._waited_for is not None:
+            self._waited_for.cancel()
 
     def close(self, *, drain_s: float = 0.0) -> None:
         """Close advisor and thread, within ``drain_s`` and about two seconds.
 
-        A later question starts them anew.
+        A later question starts them again.
 
         Keyword Args:
             drain_s: Seconds to wait for what is in flight; the rest is lost. Default: ``0.0``.
         """
-        self._desk.close(drain_s=drain_s)
+        self.drain(drain_s)
+        with self._lock:
+            self.counters.lost += len(self._tickets.give_up())
+            worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        aclose = getattr(self.advisor, "aclose", None)
+        if callable(aclose) and worker.usable:
+            try:
+                # In the loop that its connections belong to.
+                worker.submit(aclose()).result(_CLOSE_S)
+            except Exception as error:
+                torchrl_logger.warning(
+                    f"The advisor did not close within {_CLOSE_S:g} s or failed to "
+                    f"({type(error).__name__}); its connections end with the process."
+                )
+        worker.stop()
+
+    def _loop(self) -> EventLoopThread:
+        if self._worker is None or not self._worker.usable:
+            self._worker = EventLoopThread()
+            weakref.finalize(self, self._worker.stop)
+        return self._worker
+
+    def _abandon_loop(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stop(wait=False)
 
     # ---- progress ----
 
@@ -476,13 +640,13 @@ class AdviceService:
         """Return the counters of the run so far, all as ``float``.
 
         ``calls`` were made by this service: ``in_time`` for the step that asked, ``late``
-        (both together ``answered``), ``lost`` (``failed``, or given up at a close or
-        resume) or ``in_flight``. ``refunded`` ones reached no server and are no calls.
-        ``hit_rate`` is the share of look-ups that found advice, 0
-        before the first. The rest is the policy's own.
+        (both together ``answered``), ``lost`` (``failed``, or given up at a close or resume)
+        or ``in_flight``. ``refunded`` ones reached no server and are no calls. ``hit_rate``
+        is the fraction of look-ups that found advice, 0 before the first. The rest is the
+        policy's own.
         """
-        with self._desk.lock:
-            counters, in_flight = self.counters.stats(), len(self._desk.flight)
+        with self._lock:
+            counters, in_flight = self.counters.stats(), len(self._tickets)
         found = self.cache.hits + self.cache.near_hits
         lookups = found + self.cache.misses
         return {
@@ -493,15 +657,15 @@ class AdviceService:
             "cache_near_hits": float(self.cache.near_hits),
             "refuted": float(self.cache.refuted),
             "hit_rate": found / lookups if lookups else 0.0,
-            **{name: n for name, n in self.policy.stats().items() if name != "calls"},
+            **self.policy.stats(),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return all progress, the advisor's own included, as JSON-able types."""
-        with self._desk.lock:
+        with self._lock:
             state: dict[str, Any] = {
                 "counters": self.counters.state_dict(),
-                "in_flight": len(self._desk.flight),
+                "in_flight": len(self._tickets),
                 "last_id": self._last_id,
             }
         # After the counters: an answer that lands in between is counted as lost, and kept.
@@ -509,13 +673,16 @@ class AdviceService:
         with self._storing():
             self.cache.pull()
         state["cache"] = self.cache.state_dict()
-        return state | save_advisor(self.advisor)
+        if hasattr(self.advisor, "state_dict"):
+            state |= {"advisor": self.advisor.state_dict(), "advisor_kind": _kind(self.advisor)}
+        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore all progress.
 
         What was in flight then is lost: paid for, never answered. So is what a durable ledger
-        has of this run from after the checkpoint.
+        has of this run from after the checkpoint. An advisor of another kind than the saved
+        one starts fresh, with a warning.
 
         Args:
             state: What :meth:`state_dict` returned.
@@ -523,12 +690,29 @@ class AdviceService:
         self.budget.load_state_dict(state["budget"])
         self.policy.load_state_dict(state["policy"])
         self.cache.load_state_dict(state["cache"])
-        with self._desk.lock:
-            self._desk.flight = Flight()
+        with self._lock:
+            self._tickets.give_up()
+            self._tickets = TicketTable()
             self.counters.load_state_dict(state["counters"])
             # Made after the checkpoint, by a process that was killed.
             since = max(0, self.budget.own_calls - self.counters.calls)
             self.counters.calls += since
-            self.counters.dropped(int(state["in_flight"]) + since)
+            self.counters.lost += int(state["in_flight"]) + since
             self._last_id = int(state["last_id"])
-        restore_advisor(self.advisor, state)
+        if "advisor" not in state or not hasattr(self.advisor, "load_state_dict"):
+            return
+        # Earlier checkpoints do not name the kind.
+        found, saved = _kind(self.advisor), state.get("advisor_kind", _kind(self.advisor))
+        if found == saved:
+            self.advisor.load_state_dict(state["advisor"])
+        else:
+            torchrl_logger.warning(f"The advisor was {saved} and is {found}: it starts fresh.")
+
+
+def _kind(advisor: Any) -> str:
+    """Name the classes of an advisor and of those that it wraps; a recorder is none of them."""
+    if isinstance(advisor, RecordingAdvisor):
+        return _kind(advisor.advisor)
+    parts = getattr(advisor, "__dict__", {})
+    inner = [parts[name] for name in ("advisor", "before", "after") if name in parts]
+    return "/".join((type(advisor).__name__, *map(_kind, inner)))

@@ -1,4 +1,4 @@
-"""One SQLite file in which the processes of one machine share ledger and cache."""
+"""The durable store: a SQLite file in which processes of one machine share ledger and cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
-from lore_torchrl.service.locks import SharedLock
 
 # Marks the file as ours, so that no other program's database is written into.
 _APPLICATION_ID = 0x4C6F5265
@@ -64,6 +64,9 @@ _TABLES = ("ledger", "advice", "runs")
 
 _waiting = threading.local()
 
+_locks: weakref.WeakSet[SharedLock] = weakref.WeakSet()
+_stores: weakref.WeakSet[AdviceStore] = weakref.WeakSet()
+
 
 class StoreError(RuntimeError):
     """The store cannot be read or written; what was to be written has not been.
@@ -96,6 +99,36 @@ def patience(seconds: float) -> Iterator[None]:
         yield
     finally:
         _waiting.until = outer
+
+
+class SharedLock:
+    """A re-entrant lock whose copies, pickles and forked children start free.
+
+    An ordinary lock cannot be pickled, and one that another thread holds during a fork
+    stays closed in the child, where that thread does not exist.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> SharedLock:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds, and return whether the lock is held now."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Release what :meth:`acquire` took."""
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[SharedLock], tuple[()]]:
+        return SharedLock, ()
 
 
 class AdviceStore:
@@ -153,7 +186,7 @@ class AdviceStore:
         return f"AdviceStore({str(self.path)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self.busy_timeout_s)
+        return partial(type(self), self.path, busy_timeout_s=self.busy_timeout_s), ()
 
     def __enter__(self) -> AdviceStore:
         return self
@@ -328,18 +361,13 @@ def _value(connection: sqlite3.Connection, sql: str) -> Any:
     return connection.execute(sql).fetchone()[0]
 
 
-def _reopen(cls: type[AdviceStore], path: Path, busy_timeout_s: float) -> AdviceStore:
-    return cls(path, busy_timeout_s=busy_timeout_s)
-
-
-_stores: weakref.WeakSet[AdviceStore] = weakref.WeakSet()
 _forking = threading.local()  # what the thread that forks holds meanwhile
 
 
 def _before_fork() -> None:
-    # SQLite's record of its locks would be wrong in a child that has the file open:
-    # another process might then delete a log that the child goes on writing to. So no
-    # connection is open at a fork, and no thread opens one until it is over.
+    # In a child that has the file open SQLite's record of its locks would be wrong, and
+    # another process might delete a log that the child still writes to. So no connection
+    # is open during a fork.
     _forking.held = held = ExitStack()
     for store in list(_stores):
         held.enter_context(store._locks["write"])
@@ -351,6 +379,14 @@ def _after_fork_in_parent() -> None:
     _forking.held.close()
 
 
+def _after_fork_in_child() -> None:
+    for lock in list(_locks):
+        lock._lock = threading.RLock()
+
+
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    # In the child there is nothing to release: its locks renew themselves.
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

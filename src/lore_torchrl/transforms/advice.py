@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
+from tensordict.utils import NestedKey
 from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
-from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms import (
+    Compose,
+    InitTracker,
+    RewardSum,
+    TensorDictPrimer,
+    Transform,
+)
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Describer
-from lore_torchrl.service import AdviceService, Near
-from lore_torchrl.transforms.row_state import RowState
+from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
 from lore_torchrl.transforms.rows import (
     check_action_count,
-    declare,
     discrete_actions,
     ended,
     entry,
@@ -28,81 +34,73 @@ from lore_torchrl.transforms.rows import (
     scalars,
 )
 
-
-class _Situation(NamedTuple):
-    key: str
-    near: Near
-    observation: dict[NestedKey, Any]
+# Transforms of TorchRL that may follow: they write entries of their own and end no episode.
+_HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
 
 
 class AdviceTransform(Transform):
     """Writes the advisor's logits, confidence and mask for the observation in the same tensordict.
 
-    At a reset that is the observation at the root, at a step the one under ``"next"``.
-    A row has advice if its situation is cached, or if the service's call policy chose
-    to ask and the answer came. Every other row, and every terminal observation, has
-    mask ``False``, zero logits and zero confidence.
+    At a reset that is the observation at the root, at a step the one under ``"next"``. A row
+    has advice if its situation is cached, or if the service's call policy chose to ask and
+    the answer came. Every other row, and every terminal observation, has mask ``False``, zero
+    logits and zero confidence.
 
     With a service in async mode no step waits: the row goes on with mask ``False``, and
-    ``llm_advice_id`` names the question whose answer will belong to it, 0 for none. Rows
-    in a situation that is being asked about share that question. A row that has earlier
-    advice, such as its class's, keeps it until its own answer comes: then the mask is
-    ``True`` and the number has a minus sign.
-    :class:`~lore_torchrl.replay.LateAdvice` brings the answer to the rows in replay.
+    ``llm_advice_id`` numbers the question whose answer will belong to it, 0 for none. Rows in
+    the same situation share a question. Where other advice serves meanwhile, such as that of
+    the abstract state, the mask is ``True`` and ``llm_fallback`` is set.
+    :class:`~lore_torchrl.replay.LateAdvice` writes the answer into the rows in replay.
 
-    Nothing is spent until a policy acts that can use advice: a step whose tensordict
-    holds ``require_key`` arms the transform and one without it disarms it, as does a
-    reset of the whole environment from outside. So ``check_env_specs``, building a
-    collector and random rollouts cost nothing; until a step has armed the transform
-    there is advice from the cache only, and no counter moves.
+    Nothing is spent until a policy acts that can use advice: a step whose tensordict holds
+    ``require_key`` arms the transform. A step without it, and a reset of the whole environment
+    from outside, disarm it. So ``check_env_specs``, building a collector and random rollouts
+    cost nothing: a disarmed transform gives advice from the cache, and no counter moves.
 
-    Append it last, to the outermost batched environment. Inside a worker it would not
-    see the policy's keys, and each worker would have a budget of its own; a transform
-    after it that ends episodes would have it ask about terminal observations.
+    Append it to the outermost, batched environment, after all transforms that may end
+    episodes: otherwise it would ask about terminal observations, and the first reset refuses
+    that. ``InitTracker``, ``RewardSum``, ``TensorDictPrimer`` and transforms that only map
+    entries one by one may follow. Inside a worker it would not see the policy's entries.
 
-    Its progress is that of its :attr:`service`, which is checkpointed by itself through
-    ``service.state_dict()``. The transform's own ``state_dict`` is empty, so that those
-    of environment and collector stay as they are.
+    Its progress is that of its :attr:`service`, which has a ``state_dict()`` of its own. The
+    transform's own ``state_dict`` is empty.
+
+    It writes ``llm_prior_logits`` ``[*B, A]`` float32, ``llm_confidence`` ``[*B, 1]`` float32,
+    ``llm_mask`` ``[*B, 1]`` bool, ``llm_advice_id`` ``[*B, 1]`` int64 and ``llm_fallback``
+    ``[*B, 1]`` bool.
 
     Args:
         service: Whom to ask, how often, and what is already known.
-        describer: Turns rows of the output into questions. Its ``in_keys`` name tensors
-            or text; it must not keep the arrays it is given without copying them.
+        describer: Turns rows into questions. Its ``in_keys`` name tensors or text; it must
+            copy the arrays that it keeps. With ``anchors`` actions are continuous.
+
+    Keyword Args:
         require_key: Entry that the policy writes if it can use advice; ``None`` for
             always armed. Default: ``"lore_beta"``.
-        prior_logits_key: Entry for the logits, ``[*B, A]`` float32.
-            Default: ``"llm_prior_logits"``.
-        confidence_key: Entry for the confidence, ``[*B, 1]`` float32.
-            Default: ``"llm_confidence"``.
-        mask_key: Entry for the mask, ``[*B, 1]`` bool. Default: ``"llm_mask"``.
-        advice_id_key: Entry for the number of the question that a row's advice comes or
-            will come from, ``[*B, 1]`` int64, below 0 while other advice stands in.
-            Default: ``"llm_advice_id"``.
-        beta_key: Weight of the advice at the step acted on, one number a row. It stands
-            for the weight at the next observation, which is not known yet; 1 where there
-            is none. Default: ``"lore_beta"``.
+        beta_key: Acquisition score at the step acted on, one number per row, used for the
+            next observation, whose score is not known yet; 1 where there is none.
+            Default: ``"lore_beta"``.
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
-        reward_key: Reward of the next tensordict. Default: ``"reward"``.
-        action_key: Action of the step: index or one-hot, or continuous where the describer
-            has ``anchors``. Default: ``"action"``.
         latent_key: Vector beside the observation by whose distance the cache finds
-            neighbours, if it has a radius. Default: none.
-        value_key: Value that the policy gives the observation it acts on, one number a row;
-            from it come the TD errors for the call policy's ``td_spike``. Default: none.
+            neighbors, if it has a radius. Default: none.
+        value_key: Value that the policy gives the observation it acts on, one number per row,
+            for the TD errors of the call policy's ``td_spike``. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
-        coarse: Whether situations with equal ``describer.coarse_key(row, observation)`` share
-            advice where the exact one is unknown. Default: ``False``.
-        refute: Whether advice ceases to serve a situation in which its action was taken,
-            gained no reward and left ``cache_key`` as it was. For describers whose key
-            tells all that an action may change. Default: ``False``.
+        coarse: Whether situations of the same abstract state, ``describer.coarse_key(row,
+            observation)``, share advice. Default: ``False``.
+        refute: Whether to filter no-ops: advice no longer serves a situation in which its
+            action was taken, gained no reward and left ``cache_key`` as it was. For
+            describers whose key tells all that an action may change. Default: ``False``.
 
     Raises:
-        TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`.
-        ValueError: If the describer has no actions or keys, output keys coincide, the
-            environment's action spec has another number of actions, ``discount`` is out of
-            range, or something is switched on whose key is not given.
-        RuntimeError: If it is placed inside a worker of a batched environment.
+        TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`, or the
+            describer returns keys that are no ``str`` or a request of another type.
+        ValueError: If the describer has no actions or keys, its request has another key than
+            its situation, the environment's action spec has another number of actions,
+            ``discount`` is out of range, or something is on whose key is not given.
+        RuntimeError: If it is inside a worker of a batched environment, or before a transform
+            that may end episodes.
 
     Examples:
         >>> import torch
@@ -141,14 +139,8 @@ class AdviceTransform(Transform):
         describer: Describer,
         *,
         require_key: NestedKey | None = keys.BETA,
-        prior_logits_key: NestedKey = keys.PRIOR_LOGITS,
-        confidence_key: NestedKey = keys.CONFIDENCE,
-        mask_key: NestedKey = keys.MASK,
-        advice_id_key: NestedKey = keys.ADVICE_ID,
         beta_key: NestedKey = keys.BETA,
         success_key: NestedKey | None = None,
-        reward_key: NestedKey = "reward",
-        action_key: NestedKey = "action",
         latent_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
@@ -160,16 +152,13 @@ class AdviceTransform(Transform):
                 f"AdviceTransform needs an AdviceService, got {type(service).__name__}. "
                 "Wrap an advisor as AdviceService(advisor, budget=CallBudget(n))."
             )
-        if not describer.actions or not describer.in_keys:
+        in_keys = describer.in_keys
+        in_keys = [in_keys] if isinstance(in_keys, str) else list(in_keys)
+        if not describer.actions or not in_keys:
             raise ValueError(
                 "The describer must name at least one action and one key, got "
                 f"actions={describer.actions!r}, in_keys={describer.in_keys!r}."
             )
-        out_keys = [
-            unravel_key(key) for key in (prior_logits_key, confidence_key, mask_key, advice_id_key)
-        ]
-        if len(set(out_keys)) < 4:
-            raise ValueError(f"The four output keys must differ, got {out_keys}.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount must lie in [0, 1], got {discount}.")
         if coarse and not hasattr(describer, "coarse_key"):
@@ -182,18 +171,17 @@ class AdviceTransform(Transform):
                 "The call policy has td_spike, but value_key=None: name the value that the "
                 "policy writes, such as 'state_value'."
             )
-        super().__init__(in_keys=list(describer.in_keys), out_keys=out_keys)
+        out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
+        super().__init__(in_keys=in_keys, out_keys=out_keys)
         self.service = service
         self.describer = describer
         self.require_key = require_key
         self.beta_key = beta_key
         self.success_key = success_key
-        self.reward_key = reward_key
-        self.action_key = action_key
         self.latent_key = latent_key
         self.value_key = value_key
         self.discount = discount
-        self._coarse_key = describer.coarse_key if coarse else None
+        self.coarse = coarse
         self.refute = refute
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
@@ -203,7 +191,7 @@ class AdviceTransform(Transform):
 
     def _forget_rows(self) -> None:
         self._armed = self.require_key is None
-        self._rows = RowState(0, self._n_actions)
+        self._rows = _Rows(0, self._n_actions)
 
     def clone(self) -> AdviceTransform:
         """Return a copy without environment that shares the service but no rows."""
@@ -211,36 +199,20 @@ class AdviceTransform(Transform):
         clone._forget_rows()
         return clone
 
-    # ---- specs ----
+    # ---- placement and specs ----
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the four entries."""
+        """Declare the five entries."""
         if self.parent is not None:
-            spec = self.parent.full_action_spec.get(self.action_key, None)
-            check_action_count(spec, self.action_key, self._n_actions)
+            check_action_count(self.parent.full_action_spec, self._n_actions)
         batch = observation_spec.shape
-        device = observation_spec.device
-        logits, confidence, mask, advice_id = self.out_keys
-        declare(
-            observation_spec,
-            logits,
-            Unbounded(shape=(*batch, self._n_actions), dtype=torch.float32, device=device),
-        )
-        declare(
-            observation_spec,
-            confidence,
-            Bounded(0.0, 1.0, shape=(*batch, 1), dtype=torch.float32, device=device),
-        )
-        declare(
-            observation_spec,
-            mask,
-            Binary(n=1, shape=(*batch, 1), dtype=torch.bool, device=device),
-        )
-        declare(
-            observation_spec,
-            advice_id,
-            Unbounded(shape=(*batch, 1), dtype=torch.int64, device=device),
-        )
+        one = {"shape": (*batch, 1), "device": observation_spec.device}
+        logits = {"shape": (*batch, self._n_actions), "device": observation_spec.device}
+        observation_spec[keys.PRIOR_LOGITS] = Unbounded(dtype=torch.float32, **logits)
+        observation_spec[keys.CONFIDENCE] = Bounded(0.0, 1.0, dtype=torch.float32, **one)
+        observation_spec[keys.MASK] = Binary(n=1, dtype=torch.bool, **one)
+        observation_spec[keys.ADVICE_ID] = Unbounded(dtype=torch.int64, **one)
+        observation_spec[keys.FALLBACK] = Binary(n=1, dtype=torch.bool, **one)
         return observation_spec
 
     def _check_batched_worker_compat(self) -> None:
@@ -249,6 +221,22 @@ class AdviceTransform(Transform):
             "worker would have its own budget. Use "
             "TransformedEnv(ParallelEnv(n, make_env), AdviceTransform(...))."
         )
+
+    def _check_order(self) -> None:
+        """Refuse a later transform that may end an episode after this one has asked."""
+        if self.container is None:
+            return
+        flat = list(_flatten(self.container.transform))
+        place = next((n for n, transform in enumerate(flat) if transform is self), len(flat))
+        for later in flat[place + 1 :]:
+            kind = type(later)
+            maps_entries = kind._step is Transform._step and kind._call is Transform._call
+            ends = set(later.out_keys or ()) & set(self.parent.done_keys)
+            if kind not in _HARMLESS and (ends or not maps_entries):
+                raise RuntimeError(
+                    f"AdviceTransform stands before {kind.__name__}, which may end episodes: "
+                    "advice would be asked for terminal observations. Append AdviceTransform last."
+                )
 
     # ---- TorchRL's hooks ----
 
@@ -266,6 +254,7 @@ class AdviceTransform(Transform):
             # Asked for from outside rather than by the end of an episode: what acts next
             # is not known.
             reset = np.ones(rows, dtype=bool)
+            self._check_order()
             self._armed = self.require_key is None
         if rows != len(self._rows):
             if not reset.all():
@@ -273,14 +262,10 @@ class AdviceTransform(Transform):
                     f"A partial reset of {rows} rows after {len(self._rows)}: reset the whole "
                     "environment first."
                 )
-            self._rows = RowState(rows, self._n_actions)
+            self._rows = _Rows(rows, self._n_actions)
         self._rows.reset(reset)
-        self._advise(
-            tensordict_reset,
-            np.flatnonzero(reset).tolist(),
-            betas=[1.0] * rows,
-            actions=None,
-        )
+        signals = StepSignals([1.0] * rows, self._rows.untold_resets.tolist())
+        self._advise(tensordict_reset, np.flatnonzero(reset).tolist(), signals)
         return tensordict_reset
 
     def _reset_on_native_autoreset(
@@ -296,9 +281,9 @@ class AdviceTransform(Transform):
                 "Reset the environment before stepping it, and keep its batch size."
             )
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
-        reward = flat_rows(entry(next_tensordict, self.reward_key), rows).sum(1)
-        done_keys = ["done"] if self.parent is None else self.parent.done_keys
-        done = ended(next_tensordict, done_keys, rows)
+        parent = self.parent
+        reward = flat_rows(entry(next_tensordict, parent.reward_key), rows).sum(1)
+        done = ended(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
         else:
@@ -309,22 +294,21 @@ class AdviceTransform(Transform):
             values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
             td_errors = self._rows.td_errors(values, reward, self.discount)
         stepped = self._rows.step(done)
-        self._advise(
-            next_tensordict,
-            np.flatnonzero(~self._rows.ended).tolist(),
-            betas=[1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
-            actions=self._actions(tensordict, rows),
-            rewards=np.where(stepped, reward, 0.0).tolist(),
-            successes=(success & stepped).tolist(),
-            steps=int(stepped.sum()),
-            td_errors=td_errors,
+        signals = StepSignals(
+            [1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
+            self._rows.untold_resets.tolist(),
+            np.where(stepped, reward, 0.0).tolist(),
+            (success & stepped).tolist(),
+            td_errors,
+            int(stepped.sum()),
         )
-        return next_tensordict
-
-    def _actions(self, tensordict: TensorDictBase, rows: int) -> list[int]:
         if self._anchors is None:
-            return discrete_actions(tensordict, self.action_key, rows, self._n_actions)
-        return nearest_anchors(tensordict, self.action_key, rows, self._anchors)
+            actions = discrete_actions(tensordict, parent.action_key, rows, self._n_actions)
+        else:
+            actions = nearest_anchors(tensordict, parent.action_key, rows, self._anchors)
+        running = np.flatnonzero(~self._rows.ended).tolist()
+        self._advise(next_tensordict, running, signals, actions)
+        return next_tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: advice is about a live environment, not about stored data."""
@@ -339,90 +323,156 @@ class AdviceTransform(Transform):
         self,
         tensordict: TensorDictBase,
         rows: list[int],
-        *,
-        betas: list[float],
-        actions: list[int] | None,
-        rewards: list[float] | None = None,
-        successes: list[bool] | None = None,
-        steps: int = 0,
-        td_errors: list[float | None] | None = None,
+        signals: StepSignals,
+        actions: list[int] | None = None,
     ) -> None:
-        """Look up or ask for ``rows``, and write all rows into ``tensordict``.
+        """Get advice for ``rows``, and write all rows into ``tensordict``.
 
-        At a step every row is written anew; at a reset (``actions`` is ``None``) the rows
+        At a step every row is written again; at a reset (``actions`` is ``None``) the rows
         that go on keep the advice for the observation they already have.
         """
-        is_reset = actions is None
         preferred = self._rows.preferred()
-        self._rows.clear(rows if is_reset else slice(None))
+        self._rows.clear(rows if actions is None else slice(None))
         observations = {key: row_values(tensordict, key) for key in self.in_keys}
         latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
-        self.service.cache.advance(steps if self._armed else 0)
-        candidates: list[int] = []
-        served: list[int] = []
-        waiting: dict[int, _Situation] = {}
-        situations: list[str | None] = [None] * len(betas)
+        queries = []
         for row in rows:
             observation = {key: values[row] for key, values in observations.items()}
-            self.describer.observe(
-                row, observation, None if actions is None else actions[row], reset=is_reset
-            )
-            key = situations[row] = self.describer.cache_key(row, observation)
+            action = None if actions is None else actions[row]
+            self.describer.observe(row, observation, action, reset=actions is None)
+            key = self._key("cache_key", row, observation)
             before, self._rows.situations[row] = self._rows.situations[row], key
-            stayed = self.refute and self._armed and not is_reset and key == before
-            if stayed and actions[row] == preferred[row] and rewards[row] <= 0.0:
-                self.service.refute(key, actions[row])
-            near = Near(
-                None if self._coarse_key is None else self._coarse_key(row, observation),
-                None if latents is None else latents[row].reshape(-1),
+            no_op = (
+                self.refute
+                and self._armed
+                and actions is not None
+                and key == before
+                and action == preferred[row]
+                and signals.rewards[row] <= 0.0
             )
-            reply = self.service.find(key, near, count=self._armed)
-            known = self._rows.put(row, reply)
-            if self.service.wants(key, near, known=known):
-                candidates.append(row)
-                waiting[row] = _Situation(key, near, observation)
-            elif known:
-                served.append(row)
-        if self._armed:
-            chosen = self.service.policy.choose(
-                candidates if self.service.room else [],
-                betas=betas,
-                resets=self._rows.untold_resets.tolist(),
-                rewards=rewards,
-                successes=successes,
-                cached=served,
-                steps=steps,
-                situations=situations,
-                td_errors=td_errors,
-            )
-            self._rows.untold_resets[:] = False
-            if chosen:
-                self._ask(chosen, waiting)
-        self._write(tensordict)
-
-    def _ask(self, chosen: list[int], waiting: dict[int, _Situation]) -> None:
-        requests = []
-        coarse_key = getattr(self.describer, "coarse_key", None)
-        for row in chosen:
-            key, _, observation = waiting[row]
-            request = self.describer.request(row, observation)
-            if request.cache_key != key:
-                raise ValueError(
-                    f"The describer's request has key {request.cache_key!r}, its cache_key() "
-                    f"gave {key!r}: the answer would never be found again. Make them equal."
+            queries.append(
+                Query(
+                    key,
+                    partial(self._request, row, observation, key),
+                    row,
+                    self._key("coarse_key", row, observation) if self.coarse else None,
+                    None if latents is None else latents[row].reshape(-1),
+                    action if no_op else None,
                 )
-            if coarse_key is not None:
-                request = replace(request, abstract_state=coarse_key(row, observation))
-            requests.append(request)
-        replies = self.service.consult(requests, [waiting[row].near for row in chosen])
-        # Rows in the same situation share what is being bought.
-        bought = {r.cache_key: reply for r, reply in zip(requests, replies, strict=True)}
-        for row, situation in waiting.items():
-            if situation.key in bought:
-                self._rows.put(row, bought[situation.key])
-
-    def _write(self, tensordict: TensorDictBase) -> None:
+            )
+        for query, reply in zip(
+            queries, self.service.step(queries, signals if self._armed else None), strict=True
+        ):
+            self._rows.put(query.row, reply)
+        if self._armed:
+            self._rows.untold_resets[:] = False
         for key, values in zip(self.out_keys, self._rows.values(), strict=True):
             # Collectors keep what they are given by reference: each step needs its own copy.
             tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
             tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+
+    def _key(self, method: str, row: int, observation: Mapping[str, Any]) -> str:
+        key = getattr(self.describer, method)(row, observation)
+        if not isinstance(key, str):
+            raise TypeError(
+                f"{type(self.describer).__name__}.{method}() must return a str, got {key!r}."
+            )
+        return key
+
+    def _request(self, row: int, observation: Mapping[str, Any], key: str) -> AdviceRequest:
+        request = self.describer.request(row, observation)
+        if not isinstance(request, AdviceRequest):
+            raise TypeError(
+                f"{type(self.describer).__name__}.request() must return an AdviceRequest, got "
+                f"{request!r}."
+            )
+        if request.cache_key != key:
+            raise ValueError(
+                f"The describer's request has key {request.cache_key!r}, its cache_key() "
+                f"gave {key!r}: the answer would never be found again. Make them equal."
+            )
+        if len(request.actions) != self._n_actions:
+            raise ValueError(
+                f"The describer's request names {len(request.actions)} actions, the describer "
+                f"{self._n_actions}. Name the same ones."
+            )
+        if hasattr(self.describer, "coarse_key"):
+            state = self._key("coarse_key", row, observation)
+            request = replace(request, abstract_state=state)
+        return request
+
+
+def _flatten(transform: Transform) -> Iterator[Transform]:
+    if isinstance(transform, Compose):
+        for part in transform.transforms:
+            yield from _flatten(part)
+    else:
+        yield transform
+
+
+class _Rows:
+    """Advice for the observation of each row, and the state of its episode."""
+
+    def __init__(self, rows: int, n_actions: int) -> None:
+        self.logits = np.zeros((rows, n_actions), dtype=np.float32)
+        self.confidence = np.zeros((rows, 1), dtype=np.float32)
+        self.mask = np.zeros((rows, 1), dtype=bool)
+        self.advice_id = np.zeros((rows, 1), dtype=np.int64)
+        self.fallback = np.zeros((rows, 1), dtype=bool)
+        # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
+        self.ended = np.ones(rows, dtype=bool)
+        # Resets that the call policy was not told of, since the transform was not armed.
+        self.untold_resets = np.zeros(rows, dtype=bool)
+        self.situations: list[str | None] = [None] * rows
+        # Of the step before, for the TD error.
+        self._value = np.full(rows, np.nan)
+        self._reward = np.zeros(rows)
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def reset(self, rows: np.ndarray) -> None:
+        """Begin new episodes in the rows where ``rows`` is true."""
+        self.untold_resets |= rows
+        self.ended &= ~rows
+        self._value[rows] = np.nan
+
+    def step(self, done: np.ndarray) -> np.ndarray:
+        """Let a step pass; return which rows made it, for the others had ended before."""
+        stepped = ~self.ended
+        self.ended |= done
+        return stepped
+
+    def preferred(self) -> list[int | None]:
+        """Return the action that the advice of each row prefers, ``None`` without advice."""
+        best = self.logits.argmax(1).tolist()
+        return [a if given else None for a, given in zip(best, self.mask[:, 0], strict=True)]
+
+    def td_errors(
+        self, values: Sequence[float], reward: np.ndarray, discount: float
+    ) -> list[float | None]:
+        """Return the TD error of the step before, which the value acted on now completes.
+
+        It is ``None`` in the first step of an episode.
+        """
+        now = np.asarray(values, dtype=np.float64)
+        errors = self._reward + discount * now - self._value
+        self._value, self._reward = now, reward.astype(np.float64)
+        return [float(error) if np.isfinite(error) else None for error in errors]
+
+    def clear(self, rows: Sequence[int] | slice) -> None:
+        """Forget the advice of some rows."""
+        for values in self.values():
+            values[rows] = 0
+
+    def values(self) -> tuple[np.ndarray, ...]:
+        """Return the five output entries, ``[rows, ...]`` each."""
+        return self.logits, self.confidence, self.mask, self.advice_id, self.fallback
+
+    def put(self, row: int, reply: Reply) -> None:
+        """Write a reply."""
+        self.advice_id[row], self.fallback[row] = reply.advice_id, reply.fallback
+        if reply.advice is not None:
+            self.logits[row] = reply.advice.logits
+            self.confidence[row] = reply.advice.confidence
+            self.mask[row] = True

@@ -15,7 +15,6 @@ from torchrl.data.tensor_specs import (
     MultiCategorical,
     MultiOneHot,
     OneHot,
-    TensorSpec,
 )
 
 
@@ -97,8 +96,7 @@ def discrete_actions(
         return action.argmax(1).tolist()
     raise ValueError(
         f"{key!r} holds {action.shape[1]} numbers of {action.dtype} a row; "
-        f"advice needs an index or a one-hot of {n_actions} actions. "
-        "Name the discrete action with action_key."
+        f"advice needs an index or a one-hot of {n_actions} actions."
     )
 
 
@@ -120,32 +118,23 @@ def nearest_anchors(
     return distance.argmin(1).tolist()
 
 
-def check_action_count(spec: TensorSpec | None, key: NestedKey, n_actions: int) -> None:
+def check_action_count(specs: Composite, n_actions: int) -> None:
     """Check that a discrete action has as many values as the describer names.
 
     Raises:
         ValueError: If it has another number, or is several choices at once.
     """
-    if isinstance(spec, (MultiCategorical, MultiOneHot)):
-        raise ValueError(
-            f"The environment's {key!r} is several choices at once, {type(spec).__name__}: advice "
-            "is about one. Make one action of each combination that is of use."
-        )
-    if isinstance(spec, (Categorical, OneHot)) and spec.space.n != n_actions:
-        raise ValueError(
-            f"The describer names {n_actions} actions, the environment's {key!r} has "
-            f"{spec.space.n}. Name each of them, in their order."
-        )
-
-
-def declare(specs: Composite, key: NestedKey, spec: TensorSpec) -> None:
-    """Set a spec at a key that may be nested, making the nodes on its way."""
-    *path, leaf = (key,) if isinstance(key, str) else key
-    for name in path:
-        if name not in set(specs.keys()):
-            specs[name] = Composite(shape=specs.shape, device=specs.device)
-        specs = specs[name]
-    specs[leaf] = spec
+    for key, spec in specs.items(True, True):
+        if isinstance(spec, (MultiCategorical, MultiOneHot)):
+            raise ValueError(
+                f"The environment's {key!r} is several choices at once, {type(spec).__name__}: "
+                "advice is about one. Make one action of each combination that is of use."
+            )
+        if isinstance(spec, (Categorical, OneHot)) and spec.space.n != n_actions:
+            raise ValueError(
+                f"The describer names {n_actions} actions, the environment's {key!r} has "
+                f"{spec.space.n}. Name each of them, in their order."
+            )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -31,13 +31,13 @@ class _DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-class LoopThread:
+class EventLoopThread:
     """An event loop of its own, so that it works where one is already running (Jupyter).
 
     Examples:
         >>> async def answer():
         ...     return 42
-        >>> worker = LoopThread()
+        >>> worker = EventLoopThread()
         >>> worker.submit(answer()).result()
         42
         >>> worker.stop()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lore_torchrl.service import OutagePause
+from lore_torchrl.service import OutageBackoff
 
 
 def travelled(part):
@@ -22,20 +22,20 @@ def fail(pause, **how):
 
 
 def test_pauses_of_an_outage_double_up_to_their_maximum():
-    pause = OutagePause(base_steps=3, max_free_steps=10, max_steps=20)
+    pause = OutageBackoff(base_steps=3, max_free_steps=10, max_steps=20)
     assert [fail(pause) for _ in range(5)] == [3, 6, 12, 20, 20]
     pause.observe(ok=True)
     assert not pause.out and fail(pause) == 3
 
 
 def test_pauses_after_calls_that_cost_nothing_stay_shorter():
-    pause = OutagePause(base_steps=3, max_free_steps=10, max_steps=20)
+    pause = OutageBackoff(base_steps=3, max_free_steps=10, max_steps=20)
     assert [fail(pause, free=True) for _ in range(4)] == [3, 6, 10, 10]
     assert [fail(pause) for _ in range(3)] == [10, 20, 20]
 
 
 def test_failures_of_calls_in_flight_together_count_once():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     for _ in range(8):
         pause.observe(ok=False)
     assert pause.left == 4
@@ -45,7 +45,7 @@ def test_failures_of_calls_in_flight_together_count_once():
 
 
 def test_single_unreadable_answers_pause_nothing_and_three_in_a_row_do():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     for _ in range(4):
         assert [fail(pause, lasting=False) for _ in range(2)] == [0, 0]
         pause.observe(ok=True)
@@ -53,20 +53,20 @@ def test_single_unreadable_answers_pause_nothing_and_three_in_a_row_do():
 
 
 def test_an_unreadable_answer_to_the_probing_call_ends_the_outage():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     assert fail(pause) == 4
     assert fail(pause, lasting=False) == 0 and not pause.out
 
 
 def test_failures_that_last_end_a_row_of_unreadable_answers():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     assert [fail(pause, lasting=False) for _ in range(2)] == [0, 0]
     assert fail(pause) == 4
     assert fail(pause, lasting=False) == 0 and not pause.out
 
 
 def test_calls_that_were_not_made_do_not_lengthen_the_pauses():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     fail(pause)
     for _ in range(5):
         pause.advance(pause.left)
@@ -76,7 +76,7 @@ def test_calls_that_were_not_made_do_not_lengthen_the_pauses():
 
 
 def test_the_next_pause_begins_with_the_probing_call_which_may_never_end():
-    pause = OutagePause(base_steps=4)
+    pause = OutageBackoff(base_steps=4)
     fail(pause)
     pause.advance(4)
     pause.begin_call()
@@ -95,10 +95,10 @@ def test_resumed_pauses_go_on_the_same(run, cut):
         outage.advance(steps)
         return outage.left
 
-    outage = resumed = OutagePause(2, 8, 16)
+    outage = resumed = OutageBackoff(2, 8, 16)
     for n, seen in enumerate(run):
         if n == cut:
-            resumed = OutagePause(2, 8, 16)
+            resumed = OutageBackoff(2, 8, 16)
             resumed.load_state_dict(travelled(outage))
         expected = play(outage, *seen)
         if resumed is not outage:
@@ -108,9 +108,9 @@ def test_resumed_pauses_go_on_the_same(run, cut):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OutagePause(0), "base_steps=0"),
-        (lambda: OutagePause(8, 4), "base_steps=8, max_free_steps=4"),
-        (lambda: OutagePause(8, 16, 12), "max_free_steps=16, max_steps=12"),
+        (lambda: OutageBackoff(0), "base_steps=0"),
+        (lambda: OutageBackoff(8, 4), "base_steps=8, max_free_steps=4"),
+        (lambda: OutageBackoff(8, 16, 12), "max_free_steps=16, max_steps=12"),
     ],
 )
 def test_bad_input_is_named(make, message):
