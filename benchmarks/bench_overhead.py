@@ -38,7 +38,8 @@ from lore_torchrl.configs import (
     TemperatureConfig,
 )
 from lore_torchrl.dreamer.agent import build_agent
-from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
+from lore_torchrl.lore import build_bandit
 from ratios import paired_ratios
 
 OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
@@ -171,7 +172,7 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int):
     acting: list[TensorDictModuleBase] = []
     observation = _observation(dreamer, envs, device)
     if lore is not None:
-        actor = build_lore_actor(lore, agent, device=device)
+        actor = build_agent_actor(lore, agent, device=device)
         bandit = build_bandit(lore, device=device)
         acting = [actor]
         if bandit is not None:

@@ -335,7 +335,8 @@ def test_experiments_hold_only_what_differs_from_the_defaults(name):
 
 PARTS_OF = {
     configs.GateConfig: ["modules.UncertaintyGate"],
-    configs.MixerConfig: ["modules.LogitMixer"],
+    configs.TemperatureConfig: ["modules.TemperatureAligner"],
+    configs.MixerConfig: ["modules.LogitMixer", "policies.GaussianPolicy"],
     configs.DisagreementConfig: ["modules.LatentDisagreement"],
     configs.ValueEnsembleConfig: ["modules.ValueEnsemble"],
     configs.PriorNetConfig: ["modules.PriorNet"],

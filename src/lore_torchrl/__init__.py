@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from lore_torchrl.advisors import Advice, AdviceRequest, Advisor, Describer
+from lore_torchrl.configs import LoReConfig
 from lore_torchrl.control import AdviceBandit
+from lore_torchrl.lore import LoRe
 from lore_torchrl.modules import (
     LatentDisagreement,
     LogitMixer,
@@ -15,7 +17,7 @@ from lore_torchrl.modules import (
 )
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
 from lore_torchrl.policies import GaussianPolicy
-from lore_torchrl.replay import EpisodeReturns
+from lore_torchrl.replay import EpisodeReturns, ImitationSampler
 from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 from lore_torchrl.transforms import AdviceTransform
 
@@ -33,9 +35,12 @@ __all__ = [
     "Describer",
     "EpisodeReturns",
     "GaussianPolicy",
+    "ImitationSampler",
     "LatentDisagreement",
+    "LoRe",
     "LoReActor",
     "LoReActorLoss",
+    "LoReConfig",
     "LoReDreamerV3Loss",
     "LogitMixer",
     "PriorNet",

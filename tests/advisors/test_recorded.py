@@ -384,8 +384,8 @@ def test_a_class_that_cannot_name_a_metric_is_counted_as_other(tmp_path):
 def test_a_kind_in_a_recording_writes_nothing_outside_the_run_folder(tmp_path):
     pytest.importorskip("hydra")
     from lore_torchrl.configs import LoggerConfig
-    from lore_torchrl.dreamer.advice import advice_gauge
     from lore_torchrl.dreamer.logging import RunLogger
+    from lore_torchrl.lore import advice_stats
 
     path = tmp_path / "answers.sqlite"
     recorded(path, [StatusError(500, "oops")])
@@ -394,7 +394,7 @@ def test_a_kind_in_a_recording_writes_nothing_outside_the_run_folder(tmp_path):
             database.execute("UPDATE answers SET error_kind = ?", (kind,))
         with AdviceService(RecordedAdvisor(path), budget=CallBudget(1)) as service:
             service.ask([ask("k0")])
-            row = advice_gauge(service, None)
+            row = advice_stats(service)
         assert row["advice/error_other"] == 1.0
         run = tmp_path / "a" / "b" / "run"
         before = {file for file in tmp_path.rglob("*") if run not in file.parents}

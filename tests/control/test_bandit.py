@@ -12,7 +12,7 @@ from torchrl.envs import Compose, EnvBase, InitTracker, SerialEnv, StepCounter, 
 from lore_torchrl import keys
 from lore_torchrl.configs import LoReConfig
 from lore_torchrl.control import AdviceBandit
-from lore_torchrl.dreamer.learner import build_bandit
+from lore_torchrl.lore import build_bandit
 
 SEEDS = range(6)
 MISS = math.log(1 - 0.5)
@@ -325,9 +325,7 @@ class _Counting(EnvBase):
 def rollout(bandit, steps):
     """Play episodes of 7 and of 5 steps, with the transforms of a run."""
     env = SerialEnv(2, [lambda: _Counting(7), lambda: _Counting(5)])
-    env = TransformedEnv(
-        env, Compose(InitTracker(), bandit.make_tensordict_primer(), StepCounter())
-    )
+    env = TransformedEnv(env, Compose(InitTracker(), bandit.primer(), StepCounter()))
     act = TensorDictModule(
         lambda x: torch.eye(2)[x.long().squeeze(-1)], ["observation"], ["action"]
     )

@@ -17,11 +17,11 @@ from lore_torchrl.configs import EpsilonConfig, EvaluationConfig, LoggerConfig, 
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
-from lore_torchrl.dreamer.learner import build_bandit
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.minigrid import MiniGridObservation
 from lore_torchrl.keys import COEFFICIENT, RETURN
+from lore_torchrl.lore import build_bandit
 from lore_torchrl.modules import ValidEGreedyModule
 
 RARELY = {

@@ -298,7 +298,7 @@ class TestHysteresis:
         else:
             env = SerialEnv(num_envs, [lambda row=row: _Playback(row) for row in plan])
         gate = self.gate()
-        env = TransformedEnv(env, gate.make_tensordict_primer())
+        env = TransformedEnv(env, gate.primer())
 
         def policy(td):
             gate.write(td, gate.step(td["observation"], was_active=gate.carried(td)))

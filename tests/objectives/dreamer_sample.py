@@ -15,7 +15,7 @@ from lore_torchrl.configs import (
     TemperatureConfig,
 )
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.learner import Learner, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import Learner, build_agent_actor, build_learner
 
 OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
 STATE, BELIEF = 8, 16
@@ -88,7 +88,7 @@ def tiny_learner(
     """Build a learner; the same seed gives the same networks, with or without LoRe."""
     config = config or tiny_config()
     agent = tiny_agent(config, seed=seed, device=device)
-    lore_actor = None if lore is None else build_lore_actor(lore, agent, device=device)
+    lore_actor = None if lore is None else build_agent_actor(lore, agent, device=device)
     return build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
 
 

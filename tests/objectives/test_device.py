@@ -29,7 +29,8 @@ from torchrl.objectives.value import functional
 from lore_torchrl.configs import BanditConfig, LoReConfig, PriorNetConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer import learner as learner_module
-from lore_torchrl.dreamer.learner import build_bandit, build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
+from lore_torchrl.lore import build_bandit
 from lore_torchrl.modules import ValidEGreedyModule
 from lore_torchrl.policies import GaussianPolicy
 
@@ -78,7 +79,7 @@ def _parts(lore: LoReConfig | None, continuous: bool):
     lore_actor = None
     if lore is not None:
         anchors = ANCHORS if continuous else None
-        lore_actor = build_lore_actor(lore, agent, anchors=anchors).to(META)
+        lore_actor = build_agent_actor(lore, agent, anchors=anchors).to(META)
     for name in ("world_model", "imagination", "continuation", "actor", "value", "filter"):
         getattr(agent, name).to(META)
     return agent, lore_actor

@@ -28,7 +28,7 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
-from lore_torchrl.dreamer.learner import build_learner, build_lore_actor
+from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
 from lore_torchrl.modules import AdviceBatch, LogitMixer, PriorNet, UncertaintyGate
 from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.policies import GaussianPolicy
@@ -390,7 +390,7 @@ def test_dreamer_v1_moves_to_the_advice(distribution):
 def learner(lore, *, seed=0, device="cpu"):
     agent = continuous_agent(seed=seed, device=device)
     built = {"anchors": ANCHORS, "device": device}
-    actor = None if lore is None else build_lore_actor(lore, agent, **built)
+    actor = None if lore is None else build_agent_actor(lore, agent, **built)
     return build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
 
 
@@ -524,4 +524,4 @@ class TestRefused:
 
     def test_a_mixing_actor_without_anchors(self):
         with pytest.raises(ValueError, match="describer's anchors"):
-            build_lore_actor(lore_config(), continuous_agent())
+            build_agent_actor(lore_config(), continuous_agent())

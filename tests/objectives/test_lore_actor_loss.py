@@ -30,7 +30,7 @@ from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
 from torchrl.objectives.utils import ValueEstimators
 
-from lore_torchrl.dreamer.learner import build_lore_actor
+from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.functional import align_temperature
 from lore_torchrl.modules import (
     AdviceBatch,
@@ -73,7 +73,7 @@ def stock_loss(agent, kind=DreamerV3ActorLoss, **kwargs):
 
 def lore_loss(agent, *, kind=DreamerV3ActorLoss, gate=None, temperature=None, **kwargs):
     """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
-    lore = build_lore_actor(lore_config(gate=gate, temperature=temperature), agent)
+    lore = build_agent_actor(lore_config(gate=gate, temperature=temperature), agent)
     kwargs = {**PAPER, **kwargs}
     return LoReActorLoss(stock_loss(agent, kind), gate=lore.gate, mixer=lore.mixer, **kwargs)
 
@@ -125,7 +125,7 @@ class TestEqualsStock:
             if wrapped:
                 on = {**PAPER, "imitation_weight": 1.0}
                 wanted = dict.fromkeys(on, 0.0) if why in ("weights", "no_entries") else on
-                lore = build_lore_actor(lore_config(), agent)
+                lore = build_agent_actor(lore_config(), agent)
                 loss = LoReActorLoss(loss, gate=lore.gate, mixer=lore.mixer, **wanted)
                 loss.composed = why == "composed"
             torch.manual_seed(5)
@@ -371,7 +371,7 @@ class TestAdviceThatCannotBeRead:
 
     def test_a_mixing_actor_in_place_of_the_stock_one(self):
         agent = tiny_agent()
-        mixing = build_lore_actor(lore_config(), agent)
+        mixing = build_agent_actor(lore_config(), agent)
         with pytest.raises(TypeError, match=r"stock one.*got LoReActor"):
             LoReActorLoss(
                 stock_loss(replace(agent, actor=mixing)), **PAPER | {"multiplier_lr": 0.0}
@@ -910,7 +910,7 @@ class TestBadArguments:
             ({"delta_end": -1.0}, "delta_end.*-1.0"),
             ({"delta_steps": -1}, "delta_steps.*-1"),
             ({"multiplier_init": -0.5}, "-0.5"),
-            ({"multiplier_init": 3.0}, "3.0 and 1.0"),
+            ({"multiplier_init": 3.0}, "3.0 and 0.1"),
             ({"prior_kl": "forward"}, "prior_kl.*'forward'"),
         ],
     )
@@ -957,7 +957,7 @@ def test_advice_terms_compile_without_a_graph_break():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_advice_terms_never_wait_for_the_device():
     agent = tiny_agent(device="cuda")
-    lore = build_lore_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
+    lore = build_agent_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
     loss = LoReActorLoss(
         stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **{**EVERY_TERM, "multiplier_lr": 1e-3}
     ).cuda()

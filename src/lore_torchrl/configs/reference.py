@@ -5,6 +5,7 @@ python -m lore_torchrl.configs.reference > docs/configuration.md
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
@@ -82,4 +83,4 @@ def _limits(metadata: dict[str, object]) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())

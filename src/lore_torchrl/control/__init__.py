@@ -1,7 +1,8 @@
-"""The bandit that decides in which segments of an episode advice acts."""
+"""The bandit that decides in which segments of an episode advice acts, and what tells it."""
 
 from __future__ import annotations
 
 from lore_torchrl.control.bandit import AdviceBandit
+from lore_torchrl.control.observer import AdviceObserver
 
-__all__ = ["AdviceBandit"]
+__all__ = ["AdviceBandit", "AdviceObserver"]

@@ -41,7 +41,7 @@ class AdviceBandit(TensorDictModuleBase):
 
     Placed in front of the acting policy it writes the mixing coefficient of each
     environment's segment, 0 or 1, which the policy multiplies :math:`\beta` with;
-    :meth:`make_tensordict_primer` carries it from step to step. In evaluation mode it keeps
+    :meth:`primer` carries it from step to step. In evaluation mode it keeps
     what is carried.
 
     Sequential tests: https://doi.org/10.1214/aoms/1177731118. CUSUM:
@@ -127,7 +127,7 @@ class AdviceBandit(TensorDictModuleBase):
         # A generator cannot be copied: a copy begins at the seed.
         return {**self.__dict__, "_generator": None}
 
-    def make_tensordict_primer(self) -> TensorDictPrimer:
+    def primer(self) -> TensorDictPrimer:
         """Return the transform that carries the coefficient; it starts at 0."""
         spec = {keys.COEFFICIENT: Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32)}
         return TensorDictPrimer(spec, random=False, default_value=0.0, expand_specs=True)

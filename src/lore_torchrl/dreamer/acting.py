@@ -8,23 +8,20 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
-from torchrl.envs import EnvBase, InitTracker, StepCounter, TensorDictPrimer
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 
-from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
 from lore_torchrl.control import AdviceBandit
-from lore_torchrl.dreamer.advice import announce, build_advisor, build_service
+from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.learner import build_bandit, build_lore_actor
-from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, build_adapter, planner_of
+from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
 from lore_torchrl.envs.checks import check_adapter
+from lore_torchrl.lore import LoRe
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
-from lore_torchrl.replay import LateAdvice
 from lore_torchrl.service import AdviceService
-from lore_torchrl.transforms import AdviceTransform
 
 
 @dataclass(frozen=True)
@@ -35,21 +32,30 @@ class Acting:
         env: Batched environment with every entry that the policy reads.
         policy: Acting policy.
         observed_keys: Entries that replay keeps with each observation.
-        service: Asks the advisor.
-        lore_actor: Gate and mixer around the stock actor.
-        bandit: Chooses the segments in which advice acts.
+        lore: The advice.
         epsilon: Random steps, where configured.
-        late: Brings late answers to replay, in async mode.
     """
 
     env: EnvBase
     policy: TensorDictModuleBase
     observed_keys: tuple[NestedKey, ...]
-    service: AdviceService | None = None
-    lore_actor: LoReActor | None = None
-    bandit: AdviceBandit | None = None
+    lore: LoRe | None = None
     epsilon: ValidEGreedyModule | None = None
-    late: LateAdvice | None = None
+
+    @property
+    def service(self) -> AdviceService | None:
+        """What asks the advisor."""
+        return None if self.lore is None else self.lore.service
+
+    @property
+    def lore_actor(self) -> LoReActor | None:
+        """Gate and mixer around the stock actor."""
+        return None if self.lore is None else self.lore.actor
+
+    @property
+    def bandit(self) -> AdviceBandit | None:
+        """What draws the segments in which advice acts."""
+        return None if self.lore is None else self.lore.bandit
 
 
 def family_of(config: EnvConfig) -> EnvAdapter:
@@ -156,36 +162,31 @@ def build_acting(
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
-    anchors = anchors_of(family.make_describer(memory=c.env.memory))
-    lore_actor = build_lore_actor(c.lore, agent, anchors=anchors, device=device)
-    if lore_actor.gate.hysteresis is not None:
-        env.append_transform(lore_actor.gate.make_tensordict_primer())
-    picks: TensorDictModuleBase = lore_actor
-    bandit = build_bandit(c.lore, seed=c.seed, device=device)
-    if bandit is not None:
-        env.append_transform(bandit.make_tensordict_primer())
-        env.append_transform(StepCounter())
-        picks = TensorDictSequential(bandit, lore_actor)
     advisor = advisor or build_advisor(c.advisor, planner=planner_of(family), seed=c.seed)
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
-    service = build_service(c.lore.calls, advisor)
-    beta_key = keys.BETA if lore_actor.prior_net is None else keys.NEED
-    env.append_transform(_advice_transform(c, family, service, beta_key))
-    # The critic acts along only where its TD errors are asked for.
-    after, epsilon = [] if c.lore.calls.td_spike is None else [agent.value], None
+    lore = LoRe(
+        c.lore,
+        actor=agent.actor,
+        value=agent.value,
+        advisor=advisor,
+        describer=family.make_describer(memory=c.env.memory, image=sends_image(c)),
+        latent_sizes=(agent.state_dim, agent.belief_dim),
+        discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
+        success_key="success",
+        seed=c.seed,
+        device=device,
+    )
+    env = lore.advise(env)
+    after, epsilon = [], None
     if c.lore.epsilon.eps_init > 0:
         mask = "action_mask" if agent.action_bounds is None else None
         settings = asdict(c.lore.epsilon)
         epsilon = ValidEGreedyModule(env.action_spec, action_mask_key=mask, **settings).to(device)
         after.append(epsilon)
-    observed_keys, late = (*agent.observed, *keys.ADVICE_KEYS), None
-    if service.mode == "async":
-        observed_keys = (*observed_keys, keys.ADVICE_ID, keys.FALLBACK)
-        late = LateAdvice()
-    policy = agent.policy(picks, *after)
-    return Acting(env, policy, observed_keys, service, lore_actor, bandit, epsilon, late)
+    policy = agent.policy(*lore.policy_modules(), *after)
+    return Acting(env, policy, (*agent.observed, *lore.observed_keys), lore, epsilon)
 
 
 def sends_image(config: TrainConfig) -> bool:
@@ -196,20 +197,3 @@ def sends_image(config: TrainConfig) -> bool:
         return bool(settings.get("send_image", False)) or any(map(sends, settings.values()))
 
     return sends(config.advisor)
-
-
-def _advice_transform(
-    config: TrainConfig, family: EnvAdapter, service: AdviceService, beta_key: str
-) -> AdviceTransform:
-    calls, dreamer = config.lore.calls, config.dreamer
-    return AdviceTransform(
-        service,
-        family.make_describer(memory=config.env.memory, image=sends_image(config)),
-        beta_key=beta_key,
-        success_key="success",
-        coarse=calls.coarse,
-        refute=calls.refute,
-        latent_key=None if calls.radius is None else calls.latent_key,
-        value_key=None if calls.td_spike is None else "state_value",
-        discount=dreamer.gamma * (1.0 - 1.0 / dreamer.continuation_horizon),
-    )

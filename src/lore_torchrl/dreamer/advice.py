@@ -13,19 +13,7 @@ from torchrl.trainers import Trainer
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.redaction import remember, secrets_of
 from lore_torchrl.advisors.scripted import Planner
-from lore_torchrl.configs import CallsConfig
-from lore_torchrl.replay import LateAdvice
-from lore_torchrl.service import (
-    AdviceCache,
-    AdviceService,
-    AdviceStore,
-    CallBudget,
-    CallPolicy,
-    Cooldown,
-    MacroBoundaries,
-    Novelty,
-    TDErrorSpike,
-)
+from lore_torchrl.service import AdviceService
 
 
 def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
@@ -83,55 +71,6 @@ def announce(advisor: Advisor) -> None:
     torchrl_logger.info(f"Advisor: {type(advisor).__name__}{told}")
 
 
-def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
-    """Build the service that asks ``advisor`` within the configured limits.
-
-    Args:
-        config: Limits, triggers, cache and mode.
-        advisor: Whom to ask.
-    """
-    c = config
-    store = None if c.store is None else AdviceStore(c.store)
-    budget = CallBudget(
-        c.budget, max_tokens=c.max_tokens, max_cost=c.max_cost, store=store, ledger=c.ledger
-    )
-    cache = AdviceCache(
-        c.cache_size,
-        store=store,
-        ttl_steps=c.ttl_steps,
-        radius=c.radius,
-        answers_per_state=c.coarse_votes,
-        first_visits=c.vote_visits,
-        prefix=getattr(advisor, "cache_prefix", ""),
-    )
-    return AdviceService(
-        advisor,
-        budget=budget,
-        policy=_build_policy(c, budget),
-        cache=cache,
-        timeout_s=c.timeout_s,
-        mode=c.mode,
-        max_in_flight=c.max_in_flight,
-    )
-
-
-def _build_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
-    boundaries: MacroBoundaries | bool = False
-    if not c.always and (c.after_reset or c.no_reward_steps is not None):
-        boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
-
-    return CallPolicy(
-        budget,
-        cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
-        boundaries=boundaries,
-        always=c.always,
-        min_beta=c.min_beta,
-        calls_per_step=c.calls_per_step,
-        novelty=None if c.novelty is None else Novelty(c.novelty),
-        td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
-    )
-
-
 def close_service(service: AdviceService, *, drain_s: float) -> None:
     """Release the advisor's thread and the store, within ``drain_s`` and two seconds.
 
@@ -168,15 +107,3 @@ def drain_before_saving(
             write_late()
 
     return hook
-
-
-def advice_gauge(service: AdviceService, late: LateAdvice | None) -> dict[str, float]:
-    """Return the advisor's numbers by their names in the log.
-
-    Args:
-        service: The service.
-        late: What writes late answers back, if anything does.
-    """
-    values = service.stats() | ({} if late is None else late.stats())
-    errors = {f"error_{kind}": float(count) for kind, count in service.errors.copy().items()}
-    return {f"advice/{name}": value for name, value in (values | errors).items()}

@@ -17,7 +17,6 @@ from tensordict import TensorDictBase
 from torchrl._utils import logger as torchrl_logger
 from torchrl.checkpoint import CheckpointRotation, GlobalRNGState
 from torchrl.collectors import Collector
-from torchrl.data import ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
@@ -32,7 +31,7 @@ from lore_torchrl.dreamer.acting import (
     build_env_agent,
     family_of,
 )
-from lore_torchrl.dreamer.advice import advice_gauge, close_service, drain_before_saving
+from lore_torchrl.dreamer.advice import close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
@@ -44,7 +43,6 @@ from lore_torchrl.dreamer.checkpoint import (
     set_aside,
     steps_of,
 )
-from lore_torchrl.dreamer.control import AdviceControlHook
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.health import build_health, count_nonfinite, is_finite
@@ -56,8 +54,6 @@ from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_record
 from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.adapter import EnvAdapter
 from lore_torchrl.envs.batch import close_env, seed_all
-from lore_torchrl.objectives import LoReActorLoss
-from lore_torchrl.replay import EpisodeReturns, ImitationSampler
 from lore_torchrl.replay.imitation_sampler import empty_steps
 from lore_torchrl.service import AdviceService
 
@@ -168,13 +164,13 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advisor=advisor,
         device=device,
     )
-    env, service, lore_actor = acting.env, acting.service, acting.lore_actor
-    late, epsilon = acting.late, acting.epsilon
+    env, lore, service, epsilon = acting.env, acting.lore, acting.service, acting.epsilon
+    late = None if lore is None else lore.late
     learner = build_learner(
         c.dreamer,
         agent,
         lore=c.lore if c.lore.enabled else None,
-        lore_actor=lore_actor,
+        lore_actor=acting.lore_actor,
         device=device,
     )
     replay = build_replay(
@@ -197,6 +193,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
+    records = c.dreamer.batch_size * c.dreamer.seq_len
     replay_hook = DreamerReplayHook(
         replay,
         batch_size=c.dreamer.batch_size,
@@ -207,8 +204,8 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         device=device,
         late=late,
         answers=None if late is None else service.answers,
-        returns=_episode_returns(c, agent, learner, device),
-        stored=_imitation_sampler(c, replay),
+        returns=None if lore is None else lore.returns(),
+        stored=None if lore is None else lore.imitation_sampler(replay, batch_size=records),
     )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(env, replay_hook))
@@ -250,17 +247,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     )
     gauges = []
     if c.lore.enabled:
-        control = AdviceControlHook(
-            acting.bandit,
-            exhausted=lambda: service.budget.remaining == 0,
-            device=device,
-        )
-        control.register(trainer)
-        gauges = [
-            control.gauges,
-            partial(advice_gauge, service, late),
-            partial(_loss_gauge, learner.loss.actor_loss),
-        ]
+        lore.attach(learner.loss.actor_loss)
+        trainer.register_op("batch_process", lore.observe)
+        trainer.register_module("advice_control", lore.observer)
+        gauges = [lore.stats]
     health = build_health(c, steps, agent)
     if health is not None:
         gauges.append(partial(count_nonfinite, learner.loss))
@@ -308,40 +298,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         if epsilon is not None:
             epsilon.anneal(trainer.collected_frames)
     return run
-
-
-def _imitation_sampler(
-    config: TrainConfig, replay: ReplayBufferEnsemble
-) -> ImitationSampler | None:
-    """Build what draws the steps that are imitated, if they are not those of the batch."""
-    lore, c = config.lore, config.dreamer
-    if not (lore.enabled and lore.loss.imitation_weight and lore.imitation_ratio):
-        return None
-    number = lore.imitation_ratio * c.batch_size * c.seq_len
-    return ImitationSampler(replay, num_steps=number, seed=config.seed)
-
-
-def _episode_returns(
-    config: TrainConfig, agent: DreamerAgent, learner: Learner, device: torch.device
-) -> EpisodeReturns | None:
-    """Build what writes returns into replay, if the loss reads them."""
-    if not config.lore.enabled or not config.lore.loss.imitation_weight:
-        return None
-
-    @torch.no_grad()
-    def value(records: TensorDictBase) -> torch.Tensor:
-        states = records.select(*agent.value.in_keys).to(device)
-        return agent.value(states).get("state_value")
-
-    return EpisodeReturns(value, gamma=learner.loss.discount)
-
-
-def _loss_gauge(loss: LoReActorLoss) -> dict[str, float]:
-    return {
-        "lore/lambda": loss.multiplier.item(),
-        "lore/delta": loss.current_delta().item(),
-        "lore/temperature": loss.mixer.temperature.temperature.item(),
-    }
 
 
 def _evaluate(

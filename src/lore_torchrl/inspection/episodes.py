@@ -19,9 +19,10 @@ from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, f
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
-from lore_torchrl.dreamer.learner import build_learner, policy_kind
+from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, read_row
 from lore_torchrl.envs.batch import close_env
+from lore_torchrl.lore import policy_kind
 from lore_torchrl.policies import PolicyKind
 
 #: Where the advice of a step came from.
@@ -347,4 +348,4 @@ def _kind_of(describer: Describer, agent: DreamerAgent, acting: Acting) -> Polic
             f"{type(describer).__name__} has no anchors: a continuous policy is shown by how "
             "likely its actions are to lie nearest to each of them."
         )
-    return policy_kind(agent, anchors)
+    return policy_kind(agent.actor, anchors)

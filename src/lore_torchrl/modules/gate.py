@@ -48,7 +48,7 @@ class UncertaintyGate(nn.Module):
 
     With ``hysteresis=(low, high)`` an environment's gate opens when :math:`u` reaches
     ``high`` and shuts when it falls below ``low``; between them it stays as it was. That
-    memory travels in the tensordict (see :meth:`make_tensordict_primer`); without it, as
+    memory travels in the tensordict (see :meth:`primer`); without it, as
     in a loss, a gate counts as open from ``low`` on.
 
     Keyword Args:
@@ -145,7 +145,7 @@ class UncertaintyGate(nn.Module):
         if hysteresis is not None:
             self.out_keys.append(("next", keys.GATE))
 
-    def make_tensordict_primer(self) -> TensorDictPrimer:
+    def primer(self) -> TensorDictPrimer:
         """Return the transform that carries the hysteresis from step to step.
 
         Needed only with ``hysteresis``; append it to the environment that acts.

@@ -27,7 +27,7 @@ class TemperatureAligner(nn.Module):
         maximum: Upper bound :math:`T_{\max} \ge T_{\min}`. Default: ``2.0``.
         init: First temperature. Default: ``1.0``.
         rate: Weight :math:`r` of the new estimate, in ``(0, 1]``, in log space.
-            ``0`` holds the temperature at ``init``. Default: ``0.1``.
+            ``0`` holds the temperature at ``init``. Default: ``0.0``.
 
     Raises:
         ValueError: If a bound, the rate or the first temperature is out of range.
@@ -48,7 +48,7 @@ class TemperatureAligner(nn.Module):
         minimum: float = 0.5,
         maximum: float = 2.0,
         init: float = 1.0,
-        rate: float = 0.1,
+        rate: float = 0.0,
     ):
         super().__init__()
         if not 0 < minimum <= maximum:

@@ -99,7 +99,7 @@ class LoReActorLoss(LossModule):
             Default: ``0.0``.
         multiplier_lr: :math:`\eta` for each update; ``0`` switches the constraint off.
             Default: ``0.0``.
-        multiplier_max: :math:`\lambda_{\max}`. Default: ``1.0``.
+        multiplier_max: :math:`\lambda_{\max}`. Default: ``0.1``.
         multiplier_init: First :math:`\lambda`. Default: ``0.0``.
         delta: :math:`\delta` at the first update, nats. Default: ``0.1``.
         delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
@@ -181,7 +181,7 @@ class LoReActorLoss(LossModule):
         bonus_weight: float = 0.0,
         distillation_weight: float = 0.0,
         multiplier_lr: float = 0.0,
-        multiplier_max: float = 1.0,
+        multiplier_max: float = 0.1,
         multiplier_init: float = 0.0,
         delta: float = 0.1,
         delta_end: float | None = None,
@@ -229,7 +229,8 @@ class LoReActorLoss(LossModule):
             )
         if gated and gate is None:
             raise ValueError("gated=True needs the policy's gate.")
-        if self.mixes or gated:
+        self.gated = gated
+        if self.mixes or self.gated:
             if gate.value_weight and (gate.value_source == "ensemble") == (value_ensemble is None):
                 raise ValueError(
                     f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble "
@@ -257,7 +258,6 @@ class LoReActorLoss(LossModule):
         self.value_ensemble = value_ensemble
         self.imitation_weight = imitation_weight
         self.imitation_threshold = imitation_threshold
-        self.gated = gated
         self.distillation_weight = distillation_weight
         self.prior_weight = prior_weight
         self.prior_kl = prior_kl

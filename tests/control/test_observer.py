@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from lore_torchrl import keys
-from lore_torchrl.control import AdviceBandit
-from lore_torchrl.dreamer.control import AdviceControlHook
+from lore_torchrl.control import AdviceBandit, AdviceObserver
 
 ENVS, STEPS = 2, 4
 
@@ -52,7 +51,7 @@ def batch(*, reward=1.0, done=(), first_step=1, coefficient=1.0, kl=0.5) -> Tens
 
 def test_an_episode_over_several_batches_is_one_segment():
     bandit = Told(segment_steps=None)
-    control = AdviceControlHook(bandit)
+    control = AdviceObserver(bandit)
     control(batch(reward=[1.0, 2.0, 3.0, 4.0]))
     assert bandit.told == []
     control(batch(reward=[5.0, 6.0, 7.0, 8.0], first_step=5, done=[(0, 1)]))
@@ -63,7 +62,7 @@ def test_an_episode_over_several_batches_is_one_segment():
 
 def test_a_segment_ends_in_the_middle_of_an_episode_and_with_it():
     bandit = Told(segment_steps=3)
-    control = AdviceControlHook(bandit)
+    control = AdviceObserver(bandit)
     control(batch(reward=[1.0, 2.0, 3.0, 4.0], done=[(1, 3)]))
     assert bandit.told == [(0, True, 6.0), (1, True, 6.0), (1, True, 4.0)]
     control(batch(reward=[5.0, 6.0, 7.0, 8.0], first_step=5))
@@ -72,7 +71,7 @@ def test_a_segment_ends_in_the_middle_of_an_episode_and_with_it():
 
 def test_the_coefficient_is_that_of_the_segment():
     bandit = Told(segment_steps=2)
-    AdviceControlHook(bandit)(batch(coefficient=[0.0, 0.0, 1.0, 1.0]))
+    AdviceObserver(bandit)(batch(coefficient=[0.0, 0.0, 1.0, 1.0]))
     assert bandit.told == [(env, advised, 2.0) for env in (0, 1) for advised in (False, True)]
 
 
@@ -80,14 +79,14 @@ def test_the_coefficient_is_that_of_the_segment():
 def test_advice_that_moved_nothing_counts_as_unadvised(kl, advised):
     """An agent that is sure shuts its gate: its returns are its own."""
     bandit = AdviceBandit()
-    AdviceControlHook(bandit)(batch(kl=kl, done=[(0, 3), (1, 3)]))
+    AdviceObserver(bandit)(batch(kl=kl, done=[(0, 3), (1, 3)]))
     assert bandit.advised_segments == 2 * advised
     assert bandit.baseline_count == 2 * (not advised)
 
 
 def test_what_moved_is_a_matter_of_the_whole_segment():
     bandit = Told(segment_steps=None)
-    control = AdviceControlHook(bandit)
+    control = AdviceObserver(bandit)
     control(batch(kl=0.03))
     control(batch(kl=0.0, first_step=5, done=[(0, 0)]))
     # 0.12 nats over 5 steps, and over 16.
@@ -98,7 +97,7 @@ def test_what_moved_is_a_matter_of_the_whole_segment():
 
 def test_renewed_once_when_the_calls_are_used_up():
     bandit, left = Told(), [5]
-    control = AdviceControlHook(bandit, exhausted=lambda: left[0] == 0)
+    control = AdviceObserver(bandit, exhausted=lambda: left[0] == 0)
     renewals = []
     # A run that was resumed with more calls can use them up again.
     for remaining in (5, 3, 0, 0, 4, 0, 0):
@@ -108,7 +107,7 @@ def test_renewed_once_when_the_calls_are_used_up():
         renewals.append(bandit.renewals)
     assert renewals == [0, 0, 1, 1, 1, 2, 2]
     assert bandit.probability().item() == pytest.approx(1 / (1 + math.exp(2)))
-    other = AdviceControlHook(bandit, exhausted=lambda: True)
+    other = AdviceObserver(bandit, exhausted=lambda: True)
     other.load_state_dict(control.state_dict())
     other(batch())
     assert bandit.renewals == 2, "what was saved was renewed"
@@ -117,25 +116,25 @@ def test_renewed_once_when_the_calls_are_used_up():
 def test_a_renewed_bandit_advises_every_other_segment_at_least():
     bandit = AdviceBandit()
     bandit.log_odds.fill_(-2.0)
-    AdviceControlHook(bandit, exhausted=lambda: True)(batch())
+    AdviceObserver(bandit, exhausted=lambda: True)(batch())
     assert bandit.probability().item() == 0.5
 
 
 def test_steps_that_prior_net_served_are_counted():
-    control = AdviceControlHook(None)
+    control = AdviceObserver(None)
     origins = torch.tensor([[0, 1, 2, 2], [2, 0, 0, 1]]).unsqueeze(-1)
     for _ in range(2):
         control(TensorDict({keys.ORIGIN: origins}, [ENVS, STEPS]))
-    assert control.gauges() == {"prior_net/served": 6.0}
-    other = AdviceControlHook(None)
+    assert control.stats() == {"prior_net/served": 6.0}
+    other = AdviceObserver(None)
     other.load_state_dict(control.state_dict())
-    assert other.gauges() == control.gauges()
+    assert other.stats() == control.stats()
 
 
 def test_gauges_show_the_bandit():
     bandit = AdviceBandit()
-    control = AdviceControlHook(bandit)
+    control = AdviceObserver(bandit)
     control(batch(done=[(0, 3)]))
     shown = {f"bandit/{name}": value for name, value in bandit.stats().items()}
-    assert control.gauges() == shown | {"prior_net/served": 0.0}
+    assert control.stats() == shown | {"prior_net/served": 0.0}
     assert shown["bandit/advised_segments"] == 1.0

@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.trainers import Trainer
-from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
-from lore_torchrl.control import AdviceBandit
+from lore_torchrl.control.bandit import AdviceBandit
 
 # Mean KL(mixed policy, policy) below which advice had no effect in a segment, nats.
 _LEAST_KL = 0.01
 
 
-class AdviceControlHook(TrainerHookBase):
+class AdviceObserver:
     """Show the bandit each finished segment: whether advice acted in it, and what it returned.
 
     Args:
@@ -45,7 +43,7 @@ class AdviceControlHook(TrainerHookBase):
         self.served = torch.zeros((), dtype=torch.long)
 
     def __call__(self, batch: TensorDictBase) -> None:
-        """Take note of a batch ``[E, T]``."""
+        """Take note of collected steps ``[E, T]``."""
         origin = batch.get(keys.ORIGIN, None)
         if origin is not None:
             self.served += (origin == keys.ORIGIN_PRIOR_NET).sum().cpu()
@@ -77,7 +75,7 @@ class AdviceControlHook(TrainerHookBase):
         )
         self.bandit.observe(*(value.to(self.device) for value in (advised, returns, ends)))
 
-    def gauges(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Return the numbers for the log."""
         values = {} if self.bandit is None else self.bandit.stats()
         values = {f"bandit/{name}": value for name, value in values.items()}
@@ -91,8 +89,3 @@ class AdviceControlHook(TrainerHookBase):
         """Restore the count."""
         self.served.fill_(state_dict["served"])
         self._renewed = state_dict["renewed"]
-
-    def register(self, trainer: Trainer, name: str = "advice_control") -> None:
-        """Attach to the trainer's batch slot."""
-        trainer.register_op("batch_process", self)
-        trainer.register_module(name, self)

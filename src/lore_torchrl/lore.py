@@ -1,0 +1,597 @@
+"""One object that builds what belongs together, and hands out its three places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+from torchrl._utils import logger as torchrl_logger
+from torchrl.data import ReplayBufferEnsemble
+from torchrl.envs import EnvBase, StepCounter
+from torchrl.modules import TanhNormal
+from torchrl.objectives import (
+    DreamerActorLoss,
+    DreamerV3ActorLoss,
+    DreamerV3ModelLoss,
+    DreamerV3ValueLoss,
+)
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Advisor, Describer
+from lore_torchrl.configs.lore import CallsConfig, LoReConfig
+from lore_torchrl.control import AdviceBandit, AdviceObserver
+from lore_torchrl.modules import (
+    LatentDisagreement,
+    LogitMixer,
+    LoReActor,
+    PriorNet,
+    TemperatureAligner,
+    UncertaintyGate,
+    ValueEnsemble,
+)
+from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
+from lore_torchrl.policies import CategoricalPolicy, GaussianPolicy, PolicyKind
+from lore_torchrl.policies.base import head_of
+from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    AdviceStore,
+    CallBudget,
+    CallPolicy,
+    Cooldown,
+    MacroBoundaries,
+    Novelty,
+    TDErrorSpike,
+)
+from lore_torchrl.transforms import AdviceTransform
+
+# Batches after which it is checked that the policy which collects is the one of the losses.
+_CHECKED_AFTER = 10
+
+
+class LoRe:
+    r"""Advice for a Dreamer: build what belongs together, and hand out its three places.
+
+    .. code-block:: python
+
+        lore = LoRe(actor=actor, value=critic, advisor=advisor, describer=describer)
+        env = lore.advise(env)                                  # 1. the environment asks
+        policy = lore.policy()                                  # 2. in the stock actor's place
+        loss = lore.loss(model_loss, actor_loss, value_loss)    # 3. around the stock losses
+        for batch in collector:
+            lore.observe(batch)
+
+    The policy is mixed with advice where the gate opens, within a KL bound
+    (:class:`~lore_torchrl.modules.LoReActor`); in which segments of an episode advice acts is
+    drawn by :class:`~lore_torchrl.control.AdviceBandit`; what is learned is decided by returns
+    (:class:`~lore_torchrl.objectives.LoReActorLoss`). Imagination and losses keep the stock actor.
+
+    Args:
+        config: Settings; every default is that of the published results. Default:
+            ``LoReConfig()``.
+
+    Keyword Args:
+        actor: Stock actor over ``state`` and ``belief``, categorical or Gaussian.
+        value: Critic of the same states. Its two-hot logits tell the gate their variance; for one
+            without set ``config.gate.value_weight=0``.
+        advisor: Whom to ask: an object with ``async advise(requests)``.
+        describer: Turns observations into questions.
+        latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
+            ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
+        scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
+            attribute of that name.
+        discount: Discount of the real returns that are imitated. Default: ``1 - 1/333``, that of
+            DreamerV3's continuation.
+        success_key: Entry under ``"next"`` that is true where an episode has succeeded; ``None``
+            counts an episode that ends with a reward above 0. Default: ``None``.
+        seed: Seed of the bandit and of the steps drawn for the imitation. Default: ``0``.
+        device: Device of the policy. Default: that of the actor.
+
+    Attributes:
+        service: The :class:`~lore_torchrl.service.AdviceService`: calls, cache, ledger.
+        actor: The :class:`~lore_torchrl.modules.LoReActor`.
+        bandit: The :class:`~lore_torchrl.control.AdviceBandit`, or ``None``.
+        late: Brings late answers to replay in async mode, else ``None``.
+        observed_keys: Entries that replay must keep with each observation, at the root and under
+            ``"next"``.
+
+    Raises:
+        ValueError: If ``config.enabled`` is false, or a part needs what is not given.
+    """
+
+    def __init__(
+        self,
+        config: LoReConfig | None = None,
+        *,
+        actor: ProbabilisticTensorDictSequential,
+        value: TensorDictModuleBase,
+        advisor: Advisor,
+        describer: Describer,
+        latent_sizes: tuple[int, int] | None = None,
+        scale_range: tuple[float, float] | None = None,
+        discount: float = 1.0 - 1.0 / 333.0,
+        success_key: NestedKey | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.config = c = LoReConfig() if config is None else config
+        if not c.enabled:
+            raise ValueError(
+                "lore.enabled is false: build the stock policy and losses, without a LoRe."
+            )
+        if device is None:
+            device = next(actor.parameters()).device
+        self.seed, self.discount, self.device = seed, discount, torch.device(device)
+        self._describer, self._success_key, self._value = describer, success_key, value
+        self.actor = build_lore_actor(
+            c,
+            actor,
+            value,
+            num_actions=len(describer.actions),
+            anchors=getattr(describer, "anchors", None),
+            latent_sizes=latent_sizes,
+            scale_range=scale_range,
+            device=self.device,
+        )
+        self.bandit = build_bandit(c, seed=seed, device=self.device)
+        self.service = build_service(c.calls, advisor)
+        self.late = LateAdvice() if self.service.mode == "async" else None
+        self.observed_keys = keys.ADVICE_KEYS
+        if self.late is not None:
+            self.observed_keys += (keys.ADVICE_ID, keys.FALLBACK)
+        self.observer = AdviceObserver(
+            self.bandit,
+            exhausted=lambda: self.service.budget.remaining == 0,
+            device=self.device,
+        )
+        self._restored = False
+        self._batches = 0
+        self._loss: LoReActorLoss | None = None
+
+    # ---- the three places ----
+
+    def advise(self, env: EnvBase) -> EnvBase:
+        """Return an environment that asks for advice, the outermost and batched one.
+
+        Args:
+            env: Environment that acts. What it is given here goes last, and nothing may be
+                appended after it that ends episodes.
+
+        Returns:
+            The environment to use from here on: ``env = lore.advise(env)``.
+        """
+        if self.actor.gate.hysteresis is not None:
+            env = env.append_transform(self.actor.gate.primer())
+        if self.bandit is not None:
+            env = env.append_transform(self.bandit.primer())
+            known = env.observation_spec.keys(True, True)
+            if self.bandit.segment_steps and "step_count" not in set(known):
+                env = env.append_transform(StepCounter())
+        return env.append_transform(self.transform())
+
+    def transform(self) -> AdviceTransform:
+        """Return the transform alone that writes the advice; :meth:`advise` appends all."""
+        calls = self.config.calls
+        return AdviceTransform(
+            self.service,
+            self._describer,
+            beta_key=keys.BETA if self.actor.prior_net is None else keys.NEED,
+            success_key=self._success_key,
+            coarse=calls.coarse,
+            refute=calls.refute,
+            latent_key=None if calls.radius is None else calls.latent_key,
+            value_key=None if calls.td_spike is None else "state_value",
+            discount=self.discount,
+        )
+
+    def policy(self) -> TensorDictModuleBase:
+        """Return what stands in the stock actor's place in the policy that collects.
+
+        The policy that is evaluated keeps the stock actor: it acts without advice.
+        """
+        parts = self.policy_modules()
+        return parts[0] if len(parts) == 1 else TensorDictSequential(*parts)
+
+    def policy_modules(self) -> list[TensorDictModuleBase]:
+        """Return the parts of :meth:`policy`: the bandit, the actor, and the critic if its TD
+        errors are asked for.
+        """
+        parts = [self.actor] if self.bandit is None else [self.bandit, self.actor]
+        return parts if self.config.calls.td_spike is None else [*parts, self._value]
+
+    def loss(
+        self,
+        model_loss: DreamerV3ModelLoss,
+        actor_loss: DreamerV3ActorLoss,
+        value_loss: DreamerV3ValueLoss,
+        **settings: Any,
+    ) -> LoReDreamerV3Loss:
+        """Return the composed DreamerV3 loss with LoRe's terms.
+
+        Args:
+            model_loss: Stock world-model loss.
+            actor_loss: Stock actor loss.
+            value_loss: Stock critic loss.
+            **settings: As of :class:`~torchrl.objectives.DreamerV3Loss`.
+        """
+        return LoReDreamerV3Loss(model_loss, self.actor_loss(actor_loss), value_loss, **settings)
+
+    def actor_loss(self, actor_loss: DreamerV3ActorLoss | DreamerActorLoss) -> LoReActorLoss:
+        """Return the actor loss alone, for DreamerV1 and loops that compose their losses.
+
+        Args:
+            actor_loss: Stock actor loss.
+        """
+        loss = build_actor_loss(self.config, self.actor, actor_loss)
+        self.attach(loss)
+        return loss
+
+    def attach(self, loss: LoReActorLoss) -> None:
+        """Take a loss that was built elsewhere for the checks of :meth:`observe` and the log.
+
+        Args:
+            loss: A loss over this object's gate and mixer.
+        """
+        self._loss = loss
+
+    # ---- replay ----
+
+    def returns(self) -> EpisodeReturns | None:
+        """Return what writes real returns into replay, or ``None`` where nothing is imitated."""
+        if not self.config.loss.imitation_weight:
+            return None
+
+        @torch.no_grad()
+        def value(records: TensorDictBase) -> Tensor:
+            states = records.select(*self._value.in_keys).to(self.device)
+            return self._value(states).get("state_value")
+
+        return EpisodeReturns(value, gamma=self.discount)
+
+    def imitation_sampler(
+        self, replay: ReplayBufferEnsemble, *, batch_size: int
+    ) -> ImitationSampler | None:
+        """Return what draws the steps to imitate from all of replay, or ``None`` without.
+
+        Args:
+            replay: Buffer ensemble.
+
+        Keyword Args:
+            batch_size: Records of a batch, sequences times length.
+        """
+        c = self.config
+        if not (c.loss.imitation_weight and c.imitation_ratio):
+            return None
+        number = c.imitation_ratio * batch_size
+        return ImitationSampler(replay, num_steps=number, seed=self.seed)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what learns beside the agent, for the optimizer; nothing by default."""
+        return learned_parameters(self.actor)
+
+    # ---- once a collector batch ----
+
+    def observe(self, batch: TensorDictBase) -> None:
+        """Take note of collected steps: segments for the bandit, and whose advice acted.
+
+        Args:
+            batch: Steps ``[E, T]`` of a collector, ``T`` steps of each environment.
+        """
+        self._batches += 1
+        if self._batches == 1:
+            self._check_restored()
+        if self._batches == _CHECKED_AFTER:
+            self._check_policy(batch)
+        if batch.get(keys.COEFFICIENT, None) is not None or self.bandit is None:
+            self.observer(batch)
+
+    def _check_restored(self) -> None:
+        if self._loss is not None and not self._restored and int(self._loss.updates) > 0:
+            torchrl_logger.warning(
+                "The loss was restored and the advice was not: the budget begins anew. Save and "
+                'restore lore.state_dict() too, as by checkpoint.register("advice", lore).'
+            )
+
+    def _check_policy(self, batch: TensorDictBase) -> None:
+        if self._loss is None or not self._loss.active or int(self.actor.gate.steps) > 0:
+            return
+        if batch.get(keys.BETA, None) is None:
+            torchrl_logger.warning(
+                f"No advice after {self._batches} batches: the policy that collects has the stock "
+                "actor. Put lore.policy() in its place."
+            )
+        else:
+            torchrl_logger.warning(
+                "The collector acts with a copy of lore.policy(): the copy's gate has running "
+                "scales and a warm-up of its own, which the losses do not see, and weight pushes "
+                "reset. Give the collector the policy itself, or config.gate.value_weight=0 and "
+                "warmup_steps=0, with which a gate has no state that matters."
+            )
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers for the log, by name; waits for the device."""
+        values = self.observer.stats()
+        values |= advice_stats(self.service, self.late)
+        if self._loss is not None:
+            values |= {
+                "lore/lambda": self._loss.multiplier.item(),
+                "lore/delta": self._loss.current_delta().item(),
+                "lore/temperature": self.actor.mixer.temperature.temperature.item(),
+            }
+        return values
+
+    # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return answers, ledger, gate and bandit; the learned parts are the loss's."""
+        state = {
+            "service": self.service.state_dict(),
+            "gate": self.actor.gate.state_dict(),
+            "observer": self.observer.state_dict(),
+        }
+        if self.bandit is not None:
+            state["bandit"] = self.bandit.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken.
+
+        Args:
+            state_dict: What it returned.
+        """
+        self.service.load_state_dict(state_dict["service"])
+        self.actor.gate.load_state_dict(state_dict["gate"])
+        if self.bandit is not None:
+            self.bandit.load_state_dict(state_dict["bandit"])
+        self.observer.load_state_dict(state_dict["observer"])
+        self._restored = True
+
+    def close(self) -> None:
+        """Release the advisor's thread and the store, within ``config.calls.drain_s`` + 2 s."""
+        self.service.close(drain_s=self.config.calls.drain_s)
+        if self.service.cache.store is not None:
+            self.service.cache.store.close()
+
+    def __enter__(self) -> LoRe:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def build_lore_actor(
+    config: LoReConfig,
+    actor: ProbabilisticTensorDictSequential,
+    value: TensorDictModuleBase,
+    *,
+    num_actions: int,
+    anchors: Tensor | Sequence[Sequence[float]] | None = None,
+    latent_sizes: tuple[int, int] | None = None,
+    scale_range: tuple[float, float] | None = None,
+    device: torch.device | str = "cpu",
+) -> LoReActor:
+    """Build gate, mixer, aligner and the parts that learn around a stock actor.
+
+    Args:
+        config: LoRe's settings.
+        actor: Stock actor.
+        value: Critic.
+
+    Keyword Args:
+        num_actions: Number of actions that advice names.
+        anchors: As of :class:`~lore_torchrl.policies.GaussianPolicy`. Default: ``None``.
+        latent_sizes: As of :class:`LoRe`. Default: ``None``.
+        scale_range: As of :class:`LoRe`. Default: ``None``.
+        device: Where its buffers live. Default: ``"cpu"``.
+
+    Raises:
+        ValueError: If a part needs what is not given.
+    """
+    c = config
+
+    def sizes(wanted: str) -> tuple[int, int]:
+        if latent_sizes is None:
+            raise ValueError(
+                f"{wanted} learns from the latent state: pass latent_sizes=(state, belief)."
+            )
+        return latent_sizes
+
+    gate_settings = _settings(c.gate)
+    if c.gate.hysteresis is not None:
+        gate_settings["hysteresis"] = tuple(c.gate.hysteresis)
+    # What is drawn for LoRe's own networks must not move the agent's random stream.
+    with torch.random.fork_rng():
+        gate = UncertaintyGate(**gate_settings)
+        kind = policy_kind(actor, anchors, scale_range=scale_range, min_scale=c.mixer.min_scale)
+        aligner = TemperatureAligner(**vars(c.temperature))
+        mixer = LogitMixer(kind, **_settings(c.mixer, "min_scale"), temperature=aligner)
+        critic: TensorDictModuleBase = _logits_of(value, gate.value_key)
+        if c.gate.value_source == "ensemble":
+            shape = sizes("gate.value_source=ensemble")
+            critic = ValueEnsemble(*shape, **vars(c.value_ensemble))
+        disagreement = prior_net = None
+        if c.gate.disagreement_weight:
+            shape = sizes("gate.disagreement_weight > 0")
+            dims = num_actions if anchors is None else len(anchors[0])
+            disagreement = LatentDisagreement(*shape, dims, **vars(c.disagreement))
+        if c.prior_net.enabled:
+            shape = sizes("prior_net.enabled")
+            prior_net = PriorNet(sum(shape), num_actions, **_settings(c.prior_net, "enabled"))
+    parts = {"disagreement": disagreement, "prior_net": prior_net}
+    lore_actor = LoReActor(actor, gate, mixer, value_model=critic, **parts)
+    for part in (gate, mixer, critic, *parts.values()):
+        if part is not None:
+            part.to(device)
+    return lore_actor.compile_decision() if c.compile_decision else lore_actor
+
+
+def build_actor_loss(
+    config: LoReConfig,
+    lore_actor: LoReActor,
+    actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
+) -> LoReActorLoss:
+    """Wrap a stock actor loss, with the parts of the acting mixture.
+
+    Args:
+        config: LoRe's settings.
+        lore_actor: The acting mixture.
+        actor_loss: Stock actor loss.
+    """
+    critic = lore_actor.value_model
+    return LoReActorLoss(
+        actor_loss,
+        gate=lore_actor.gate,
+        mixer=lore_actor.mixer,
+        prior_net=lore_actor.prior_net,
+        disagreement=lore_actor.disagreement,
+        value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
+        **vars(config.loss),
+    )
+
+
+def learned_parameters(lore_actor: LoReActor) -> Iterator[nn.Parameter]:
+    """Return what learns beside the agent's own networks: PriorNet and the ensembles.
+
+    Args:
+        lore_actor: The acting mixture.
+    """
+    critic = lore_actor.value_model
+    ensemble = critic if isinstance(critic, ValueEnsemble) else None
+    for part in (lore_actor.prior_net, lore_actor.disagreement, ensemble):
+        if part is not None:
+            yield from (p for p in part.parameters() if p.requires_grad)
+
+
+def policy_kind(
+    actor: ProbabilisticTensorDictSequential,
+    anchors: Tensor | Sequence[Sequence[float]] | None = None,
+    *,
+    scale_range: tuple[float, float] | None = None,
+    min_scale: float = 0.3,
+) -> PolicyKind:
+    """Return the kind of a stock actor's policy.
+
+    Args:
+        actor: Stock actor.
+        anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
+
+    Keyword Args:
+        scale_range: Least and greatest scale. Default: the actor's attribute of that name.
+        min_scale: As of :class:`~lore_torchrl.policies.GaussianPolicy`. Default: ``0.3``.
+
+    Raises:
+        ValueError: If actions are continuous, and there are no anchors or no scale range.
+    """
+    head = head_of(actor)
+    if "loc" not in getattr(head, "dist_keys", ()):
+        return CategoricalPolicy()
+    if anchors is None:
+        raise ValueError("Advice on continuous actions needs the describer's anchors.")
+    scale_range = scale_range or getattr(actor, "scale_range", None)
+    if scale_range is None:
+        raise ValueError(
+            "The entropy of a Gaussian policy is measured between its least and its greatest "
+            "scale: pass scale_range=(low, high)."
+        )
+    bounds, kwargs = None, head.distribution_kwargs or {}
+    if head.distribution_class is TanhNormal:
+        bounds = (kwargs.get("low", -1.0), kwargs.get("high", 1.0))
+    return GaussianPolicy(anchors, bounds=bounds, scale_range=scale_range, min_scale=min_scale)
+
+
+def build_bandit(
+    config: LoReConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> AdviceBandit | None:
+    """Build the bandit that chooses where advice acts, if the configuration has one.
+
+    Args:
+        config: LoRe's settings.
+
+    Keyword Args:
+        seed: Seed of its random stream. Default: ``0``.
+        device: Where its buffers live. Default: ``"cpu"``.
+    """
+    if not config.bandit.enabled:
+        return None
+    return AdviceBandit(**_settings(config.bandit, "enabled"), seed=seed).to(device)
+
+
+def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
+    """Build the service that asks ``advisor`` within the configured limits.
+
+    Args:
+        config: Limits, triggers, cache and mode.
+        advisor: Whom to ask.
+    """
+    c = config
+    store = None if c.store is None else AdviceStore(c.store)
+    budget = CallBudget(
+        c.budget, max_tokens=c.max_tokens, max_cost=c.max_cost, store=store, ledger=c.ledger
+    )
+    cache = AdviceCache(
+        c.cache_size,
+        store=store,
+        ttl_steps=c.ttl_steps,
+        radius=c.radius,
+        answers_per_state=c.coarse_votes,
+        first_visits=c.vote_visits,
+        prefix=getattr(advisor, "cache_prefix", ""),
+    )
+    return AdviceService(
+        advisor,
+        budget=budget,
+        policy=_call_policy(c, budget),
+        cache=cache,
+        timeout_s=c.timeout_s,
+        mode=c.mode,
+        max_in_flight=c.max_in_flight,
+    )
+
+
+def _call_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
+    boundaries: MacroBoundaries | bool = False
+    if not c.always and (c.after_reset or c.no_reward_steps is not None):
+        boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
+
+    return CallPolicy(
+        budget,
+        cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
+        boundaries=boundaries,
+        always=c.always,
+        min_beta=c.min_beta,
+        calls_per_step=c.calls_per_step,
+        novelty=None if c.novelty is None else Novelty(c.novelty),
+        td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
+    )
+
+
+def advice_stats(service: AdviceService, late: LateAdvice | None = None) -> dict[str, float]:
+    """Return the advisor's numbers by their names in the log.
+
+    Args:
+        service: The service.
+        late: What writes late answers back, if anything does. Default: ``None``.
+    """
+    values = service.stats() | ({} if late is None else late.stats())
+    errors = {f"error_{kind}": float(count) for kind, count in service.errors.copy().items()}
+    return {f"advice/{name}": value for name, value in (values | errors).items()}
+
+
+def _settings(config: object, *drop: str) -> dict[str, Any]:
+    """Return the keywords that a group of settings holds for its class."""
+    return {name: value for name, value in vars(config).items() if name not in drop}
+
+
+def _logits_of(critic: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
+    """Return the part of a critic that writes its logits: their decoding is not wanted."""
+    parts = critic if isinstance(critic, TensorDictSequential) else (critic,)
+    return next((part for part in parts if key in part.out_keys), critic)
