@@ -80,8 +80,8 @@ class Advice:
 class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
-    The answers come in the order of the requests. ``None`` stands for a request that
-    the advisor has nothing to say to, an :class:`AdviceError` for one that failed on its
+    The answers come in the order of the requests. ``None`` is the answer where the
+    advisor has nothing to say, an :class:`AdviceError` that of a request which failed on its
     own. An advisor may also raise, which fails the whole batch. In every case the
     service counts the failure by its ``kind`` and the run goes on without that advice.
     """
@@ -101,8 +101,8 @@ class Describer(Protocol):
     observation of that row, before :meth:`cache_key` and :meth:`request`.
 
     Where the environment's actions are continuous, a describer also has ``anchors``: the
-    action ``[A]`` that each of its names stands for, in their order. :meth:`observe` is then
-    told of the nearest one.
+    action ``[A]`` that each of its names means, in their order. :meth:`observe` then gets the
+    index of the nearest one.
     """
 
     in_keys: Sequence[str]

@@ -13,7 +13,7 @@ Planner = Callable[[AdviceRequest], Sequence[float] | None]
 
 
 class ScriptedAdvisor:
-    r"""Advise what a planner finds best, spoilt to a chosen degree.
+    r"""Advise what a planner finds best, degraded to a chosen competence.
 
     The action advised gets the logit ``sharpness``, the others 0. Where the planner
     returns ``None`` there is no advice. A cache in front keeps the first answer of each
@@ -82,9 +82,9 @@ class ScriptedAdvisor:
         """What tells this advisor's answers from those of another in the same store."""
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
-        told = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
+        settings = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
-        return f"scripted-{told}{'' if self.competence == 1.0 else f',{self.seed}'}:"
+        return f"scripted-{settings}{'' if self.competence == 1.0 else f',{self.seed}'}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
         """Answer each request, or ``None`` where the planner has no answer."""
@@ -107,8 +107,8 @@ class ScriptedAdvisor:
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
         claim = getattr(self.planner, "confidence", None)
-        share = 1.0 if claim is None else claim(request)
-        return Advice(logits=tuple(logits), confidence=self.confidence * share)
+        scale = 1.0 if claim is None else claim(request)
+        return Advice(logits=tuple(logits), confidence=self.confidence * scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""
