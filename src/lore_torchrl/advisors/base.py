@@ -45,7 +45,7 @@ class Advice:
     """One answer: a preference over the actions and how sure the advisor is.
 
     Args:
-        logits: One finite number for each action, unnormalised, in the request's order; at
+        logits: One finite number for each action, unnormalized, in the request's order; at
             most 1e30 in size, which float32 still holds when it is weighed and tempered.
         confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
@@ -74,6 +74,12 @@ class Advice:
             )
         if not 0.0 <= self.confidence <= 1.0:
             raise MalformedError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
+
+
+def check(condition: bool, name: str, value: object, rule: str) -> None:
+    """Raise a ``ValueError`` that names a setting, its value and what it must be."""
+    if not condition:
+        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
 
 
 @runtime_checkable

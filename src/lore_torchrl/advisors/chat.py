@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     MalformedError,
@@ -22,7 +22,7 @@ from lore_torchrl.advisors.errors import (
     StatusError,
     Usage,
 )
-from lore_torchrl.advisors.http import JSONClient, after_reaching, check
+from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES, UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
 from lore_torchrl.advisors.prompt import Prompt, PromptTemplate
 from lore_torchrl.advisors.redaction import Secret, redact, shown

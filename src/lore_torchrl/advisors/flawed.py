@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, check
 from lore_torchrl.advisors.errors import AdviceError, Usage
 from lore_torchrl.advisors.parsing import logits_of
 from lore_torchrl.advisors.scripted import restore_stream, stream_state
@@ -78,11 +78,7 @@ class StaleAdvisor(_Wrapper):
 
     def __init__(self, advisor: Advisor, *, lag: int = 1):
         _check_advisor("advisor", advisor)
-        if not isinstance(lag, int) or lag < 1:
-            raise ValueError(
-                f"lag must be a positive integer, got {lag!r}: for fresh advice leave the "
-                "wrapper away."
-            )
+        check(isinstance(lag, int) and lag >= 1, "lag", lag, "a positive integer")
         self.advisor = advisor
         self.lag = lag
         self._earlier: deque[Advice | None] = deque(maxlen=lag)
@@ -150,11 +146,7 @@ class TruncatedAdvisor(_Wrapper):
 
     def __init__(self, advisor: Advisor, *, keep: float = 0.5, seed: int = 0):
         _check_advisor("advisor", advisor)
-        if not 0.0 <= keep <= 1.0:
-            raise ValueError(
-                f"keep must lie in [0, 1], got {keep}: it is the probability with which each "
-                "action stays."
-            )
+        check(0.0 <= keep <= 1.0, "keep", keep, "a probability, from 0 to 1")
         self.advisor = advisor
         self.keep = float(keep)
         self.seed = seed
@@ -228,11 +220,8 @@ class TurningAdvisor(_Wrapper):
     def __init__(self, before: Advisor, after: Advisor, *, turn_after: int | None = None):
         _check_advisor("before", before)
         _check_advisor("after", after)
-        if turn_after is not None and (not isinstance(turn_after, int) or turn_after < 0):
-            raise ValueError(
-                f"turn_after must be an integer from 0 up, got {turn_after!r}: use None for an "
-                "advisor that never turns."
-            )
+        valid = turn_after is None or (isinstance(turn_after, int) and turn_after >= 0)
+        check(valid, "turn_after", turn_after, "an integer from 0 up, or None for never")
         self.before = before
         self.after = after
         self.turn_after = turn_after
@@ -277,5 +266,5 @@ class TurningAdvisor(_Wrapper):
 
 
 def _check_advisor(name: str, advisor: object) -> None:
-    if not callable(getattr(advisor, "advise", None)):
-        raise ValueError(f"{name} must be an advisor with an async `advise`, got {advisor!r}.")
+    valid = callable(getattr(advisor, "advise", None))
+    check(valid, name, advisor, "an advisor with an async `advise`")

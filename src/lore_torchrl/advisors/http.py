@@ -26,6 +26,7 @@ except ImportError as err:
         "Advisors behind HTTP need httpx and aiolimiter: pip install 'lore-torchrl[http]'."
     ) from err
 
+from lore_torchrl.advisors.base import check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     AuthenticationError,
@@ -68,12 +69,6 @@ def _readable(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("httpx").addFilter(_readable)
-
-
-def check(condition: bool, name: str, value: object, rule: str) -> None:
-    """Raise a ``ValueError`` that names a setting, its value and what it must be."""
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
 
 
 class JSONClient:

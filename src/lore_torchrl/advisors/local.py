@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     MalformedError,
@@ -35,7 +35,7 @@ class LocalAdvisor:
 
     The logit of action :math:`a` is the log-likelihood of its text after the prompt,
     :math:`\ell_a = \sum_i \log p(t_i \mid \text{prompt}, t_{<i})`, or its mean over the
-    tokens with ``length_normalised``. The confidence is one minus the normalised entropy
+    tokens with ``length_normalised``. The confidence is one minus the normalized entropy
     of :math:`\rho = \operatorname{softmax}(\ell)` over the actions,
     :math:`1 - H[\rho] / \log A`: 0 where the model finds all actions alike, 1 where it
     leaves no doubt. It says how decided the model is, not how often it is right.
@@ -63,7 +63,7 @@ class LocalAdvisor:
         chat: Whether the prompt goes through the tokenizer's chat template.
             Default: ``None``, if it has one.
         length_normalised: Whether to divide by the number of the action's tokens, which
-            favours names of many tokens as the sum favours names of few.
+            favors names of many tokens as the sum favors names of few.
             Default: ``False``.
         max_tokens: Longest prompt and action together, in tokens; never more than the
             model reads. Default: what the model reads.
@@ -92,13 +92,9 @@ class LocalAdvisor:
         truncate: bool = False,
         max_sequences: int = 64,
     ) -> None:
-        if max_tokens is not None and max_tokens < 2:
-            raise ValueError(
-                f"max_tokens={max_tokens} leaves no room for a prompt and an action: use at "
-                "least 2, or None for what the model reads."
-            )
-        if max_sequences < 1:
-            raise ValueError(f"max_sequences={max_sequences} must be at least 1.")
+        enough = max_tokens is None or max_tokens >= 2
+        check(enough, "max_tokens", max_tokens, "2 or more, or None for what the model reads")
+        check(max_sequences >= 1, "max_sequences", max_sequences, "at least 1")
         prompt = DEFAULT_PROMPT if prompt is None else prompt
         _check_prompt(prompt)
         if device is None and isinstance(model, str):

@@ -451,12 +451,12 @@ class RecordedAdvisor:
             in_lines = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
         self.missing = missing or ("mask" if in_lines else "error")
         read = _read_lines if in_lines else _read_sqlite
-        self._kind, self._entries = read(self.path)
+        self._kind, self._answers = read(self.path)
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Return how many different questions have an answer."""
-        return len(self._entries)
+        return len(self._answers)
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
         """Return the recorded answer to each request.
@@ -482,7 +482,7 @@ class RecordedAdvisor:
         if key is None:
             return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
         name = key if self._kind == "abstract_state" else request.cache_key
-        entries = self._entries.get(key)
+        entries = self._answers.get(key)
         if entries is None:
             return self._not_recorded(f"no answer to {name!r}")
         turn = self._served.get(key, 0)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 
 Planner = Callable[[AdviceRequest], Sequence[float] | None]
 
@@ -53,23 +53,12 @@ class ScriptedAdvisor:
         confidence: float = 1.0,
         seed: int = 0,
     ):
-        if not callable(planner):
-            raise ValueError(f"planner must be callable with an AdviceRequest, got {planner!r}.")
-        if not -1.0 <= competence <= 1.0:
-            raise ValueError(
-                f"competence must lie in [-1, 1], got {competence}: use 1 for perfect, 0 for "
-                "random, -1 for adversarial advice."
-            )
-        if not (math.isfinite(sharpness) and sharpness > 0.0):
-            raise ValueError(
-                f"sharpness must be positive and finite, got {sharpness}: for advice against "
-                "the best action use a negative competence."
-            )
-        if not 0.0 <= confidence <= 1.0:
-            raise ValueError(
-                f"confidence must lie in [0, 1], got {confidence}: use 0 for advice that "
-                "claims nothing."
-            )
+        check(callable(planner), "planner", planner, "callable with an AdviceRequest")
+        rule = "from 1, perfect, over 0, random, to -1, adversarial"
+        check(-1.0 <= competence <= 1.0, "competence", competence, rule)
+        rule = "positive and finite; a negative competence advises against the best action"
+        check(0.0 < sharpness < math.inf, "sharpness", sharpness, rule)
+        check(0.0 <= confidence <= 1.0, "confidence", confidence, "from 0 to 1")
         self.planner = planner
         self.competence = float(competence)
         self.sharpness = float(sharpness)
