@@ -22,25 +22,15 @@ from torchrl.objectives import (
 )
 from torchrl.objectives.utils import SoftUpdate, ValueEstimators
 
-from lore_torchrl import (
-    AdviceService,
-    AdviceTransform,
-    CallBudget,
-    LogitMixer,
-    LoReActor,
-    LoReActorLoss,
-    LoReDreamerV3Loss,
-    UncertaintyGate,
-    keys,
-)
+from lore_torchrl import LoRe, LoReConfig
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
-from lore_torchrl.configs import DreamerConfig
+from lore_torchrl.configs import CallsConfig, DreamerConfig
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
 from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
 
 
-def main(lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
+def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     """Train for some steps and return the last losses."""
     torch.manual_seed(0)
     env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=4, seed=0)
@@ -53,22 +43,20 @@ def main(lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     env.append_transform(InitTracker())
     env.append_transform(TensorDictPrimer(agent.primers(), expand_specs=True))
     model_loss, actor_loss, value_loss = stock_losses(agent, sizes)
-    actor, loss, observed = agent.actor, None, OBSERVED_KEYS
-
-    service = AdviceService(ScriptedAdvisor(MiniGridPlanner()), budget=CallBudget(98))
     # --8<-- [start:lore]
-    if lore:
-        # 1. The environment asks for advice.
-        env.append_transform(AdviceTransform(service, MiniGridDescriber()))
-        # 2. The acting policy mixes it in.
-        gate, mixer = UncertaintyGate(), LogitMixer(max_kl=1.0)
-        actor = LoReActor(agent.actor, gate, mixer, value_model=agent.value)
-        # 3. The loss learns from it.
-        lore_loss = LoReActorLoss(actor_loss, gate=gate, mixer=mixer)
-        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss)
-        observed = (*OBSERVED_KEYS, *keys.ADVICE_KEYS)  # and replay keeps it
+    if with_lore:
+        advisor, describer = ScriptedAdvisor(MiniGridPlanner()), MiniGridDescriber()
+        settings = LoReConfig(calls=CallsConfig(budget=98))
+        lore = LoRe(
+            settings, actor=agent.actor, value=agent.value, advisor=advisor, describer=describer
+        )
+        env = lore.advise(env)  # 1. The environment asks for advice.
+        actor = lore.policy()  # 2. The acting policy mixes it in.
+        loss = lore.loss(model_loss, actor_loss, value_loss)  # 3. The loss learns from it.
+        observed = (*OBSERVED_KEYS, *lore.observed_keys)  # And replay keeps it.
     # --8<-- [end:lore]
     else:
+        lore, actor, observed = None, agent.actor, OBSERVED_KEYS
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss)
 
     collector = Collector(
@@ -83,22 +71,31 @@ def main(lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     optimizer = torch.optim.Adam([p for p in loss.parameters() if p.requires_grad], lr=4e-4)
     target = SoftUpdate(value_loss, tau=0.02)
     losses: dict[str, float] = {}
-    with service:
-        for batch in collector:
-            replay.extend(stream_records(batch, observed))
-            if not replay.can_sample():
-                continue
-            for _ in range(updates):
-                sample = replay.sample().reshape(8, 17)[:, :-1]
-                terms = loss(sample.exclude("index", "index_generation"))
-                total = sum(value for name, value in terms.items() if name.startswith("loss_"))
-                optimizer.zero_grad()
-                total.backward()
-                optimizer.step()
-                target.step()
-                losses = {k: v.item() for k, v in terms.items() if k.startswith("loss_")}
+    returns = lore.returns() if with_lore else None
+    for batch in collector:
+        records = stream_records(batch, observed)
+        if with_lore:
+            lore.observe(batch)  # Once a batch: the bandit learns which segments gained.
+            records = returns.prepare(records)
+        where = replay.extend(records)
+        if with_lore:
+            returns.write(replay, records, where)  # Returns decide what is imitated.
+        if not replay.can_sample():
+            continue
+        for _ in range(updates):
+            sample = replay.sample().reshape(8, 17)[:, :-1]
+            terms = loss(sample.exclude("index", "index_generation"))
+            total = sum(value for name, value in terms.items() if name.startswith("loss_"))
+            optimizer.zero_grad()
+            total.backward()
+            optimizer.step()
+            target.step()
+            losses = {k: v.item() for k, v in terms.items() if k.startswith("loss_")}
     collector.shutdown()
-    return losses | {"calls": float(service.budget.spent)}
+    if with_lore:
+        losses["calls"] = float(lore.service.budget.spent)
+        lore.close()
+    return losses
 
 
 def stock_losses(agent, sizes: DreamerConfig):

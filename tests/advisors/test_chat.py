@@ -271,7 +271,7 @@ def test_address_and_key_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     asked = ChatAdvisor("m")
     assert asked.client.base_url == "http://127.0.0.1:9/v1"
-    assert asked.client.api_key.reveal() == KEY
+    assert asked.client.api_key.get_secret_value() == KEY
     monkeypatch.delenv("OPENAI_API_KEY")
     monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):

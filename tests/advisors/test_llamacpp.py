@@ -88,7 +88,7 @@ def test_json_is_held_to_the_schema(url):
         assert 0.0 <= advice.confidence <= 1.0
 
 
-def test_votes_of_noise_are_spoilt_or_counted(url):
+def test_votes_of_noise_are_unreadable_or_counted(url):
     answer = ask(advisor(url, mode="vote", votes=3, max_tokens=4))[0]
     assert isinstance(answer, (Advice, MalformedError))
 

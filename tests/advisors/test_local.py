@@ -135,15 +135,14 @@ def test_only_the_logits_that_count_are_computed(tokenizer):
 def test_a_model_that_keeps_all_logits_scores_the_same(tokenizer):
     advisor = LocalAdvisor(make_model(), tokenizer=tokenizer)
     expected = answers(advisor, *REQUESTS)
-    advisor._keeps_logits = False
+    advisor.keeps_logits = False
     for answer, other in zip(answers(advisor, *REQUESTS), expected, strict=True):
         assert answer.logits == pytest.approx(other.logits, abs=1e-4)
 
 
 def test_scores_agree_with_torchrls_own(tokenizer):
     model = make_model().eval()
-    advisor = LocalAdvisor(TransformersWrapper(model, tokenizer=tokenizer, generate=False))
-    assert advisor.model is model
+    advisor = LocalAdvisor(model, tokenizer=tokenizer)
     request = ask()
     prompt = advisor.prompt_text(request)
     texts = [tokenizer(f"{prompt} {action}")["input_ids"] for action in ACTIONS]
@@ -184,15 +183,15 @@ def test_length_normalisation_divides_by_the_tokens(tokenizer):
 def test_special_tokens_go_before_the_prompt_and_never_before_the_action():
     model, plain = make_model(), make_tokenizer()
     advisor = LocalAdvisor(model, tokenizer=make_tokenizer(wrap=True))
-    tokens, start = advisor._encode(ask())[0]
-    bare, bare_start = LocalAdvisor(model, tokenizer=plain)._encode(ask())[0]
+    tokens, start = advisor.encode(ask())[0]
+    bare, bare_start = LocalAdvisor(model, tokenizer=plain).encode(ask())[0]
     assert tokens == [0, *bare] and start == bare_start + 1
 
 
 def test_actions_that_merge_with_the_prompt_are_scored_over_the_same_text(tokenizer):
     advisor = LocalAdvisor(make_model(), tokenizer=tokenizer, prompt="{description}\n", chat=False)
     request = ask("go for", ("ward", "x"))
-    encoded = advisor._encode(request)
+    encoded = advisor.encode(request)
     texts = [tokenizer.decode(tokens[start:]) for tokens, start in encoded]
     assert len({text.removesuffix(a) for text, a in zip(texts, request.actions, strict=True)}) == 1
     assert len({start for _, start in encoded}) == 1
@@ -256,7 +255,7 @@ def test_a_truncated_prompt_keeps_its_end_and_the_token_that_begins_it():
     )
     whole = LocalAdvisor(model, tokenizer=advisor.tokenizer, prompt="{description}")
     for (tokens, start), (every, end) in zip(
-        advisor._encode(ask(WORDS * 3)), whole._encode(ask(WORDS * 3)), strict=True
+        advisor.encode(ask(WORDS * 3)), whole.encode(ask(WORDS * 3)), strict=True
     ):
         assert tokens[0] == 0 and tokens[1:] == every[len(every) - len(tokens) + 1 :]
         assert tokens[start:] == every[end:] and len(tokens) <= 40

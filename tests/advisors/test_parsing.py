@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import gzip
 import json
 import math
 import time
@@ -19,7 +18,6 @@ from lore_torchrl.advisors.errors import (
     NotJSONError,
 )
 from lore_torchrl.advisors.parsing import find_action, parse_answer
-from lore_torchrl.advisors.replies import BoundedBody, parse_object, retry_after, status_error
 
 ACTIONS = ("turn left", "right", "go_forward")
 
@@ -220,85 +218,3 @@ def test_the_time_grows_linearly_whatever_repeats(before, unit, after):
 def test_names_win_over_letters():
     assert find_action("B", ("b", "a")) == 0
     assert find_action("C", ("b", "a")) is None
-
-
-# ---- bodies, statuses and headers ----
-
-
-def test_a_body_is_inflated_no_further_than_the_cap():
-    body = BoundedBody(1000)
-    body.start("gzip")
-    assert not body.feed(gzip.compress(b"0" * 10_000_000))
-    assert body.error.kind == "too_large"
-
-    body = BoundedBody(1000)
-    body.start("gzip")
-    for byte in gzip.compress(b"0" * 1000):
-        assert body.feed(bytes([byte]))
-    assert body.text() == "0" * 1000
-
-
-def test_a_byte_order_mark_is_no_part_of_the_json():
-    body = BoundedBody(1000)
-    body.start("")
-    assert body.feed('{"a": "é"}'.encode("utf-8-sig"))
-    assert parse_object(body.text()) == {"a": "é"}
-
-
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip"])
-def test_an_unknown_encoding_is_malformed(encoding):
-    body = BoundedBody(1000)
-    body.start(encoding)
-    assert body.error.kind == "malformed"
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("<html>", "not_json"),
-        ('{"a": 1', "not_json"),
-        ("[" * 100_000, "not_json"),
-        ("[1]", "malformed"),
-        ('{"a": [' + "0," * 500_000 + "0]}", "too_large"),
-        ('{"error": "no"}', "malformed"),
-        ('{"error": {"message": "no", "code": "insufficient_quota"}}', "quota"),
-    ],
-)
-def test_a_body_that_is_no_answer(text, kind):
-    assert parse_object(text).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("status", "text", "kind"),
-    [
-        (402, "", "quota"),
-        (429, "", "rate_limited"),
-        (429, '{"error": {"code": "insufficient_quota"}}', "quota"),
-        (429, '{"error": {"type": "insufficient_quota", "code": null}}', "quota"),
-        (401, "", "authentication"),
-        (403, "<html>", "authentication"),
-        (500, '"just text"', "status_500"),
-        (404, '{"detail": "Not Found"}', "status_404"),
-        (418, "[]", "status_418"),
-    ],
-)
-def test_a_refusal_has_the_kind_of_its_cause(status, text, kind):
-    error = status_error(status, text, None)
-    assert error.kind == kind
-    assert str(status) in str(error)
-
-
-@pytest.mark.parametrize("status", [200, 400])
-@pytest.mark.parametrize("message", ['["%s"]', '"%s"', '{"%s": 1}'])
-def test_a_refusal_is_quoted_on_one_short_line_that_a_terminal_only_shows(status, message):
-    message %= "\\u001b[2J\\u0000\\u202e\\ud83d\\n" + "x" * 1000
-    text = f'{{"error": {{"message": {message}}}}}'
-    error = parse_object(text) if status == 200 else status_error(status, text, None)
-    assert str(error).isprintable()
-    assert len(str(error)) < 250
-
-
-@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
-def test_a_wait_that_is_no_number_is_none(value):
-    assert retry_after({"retry-after": value}, 0.0) is None
-    assert retry_after({"retry-after-ms": value, "retry-after": "2"}, 0.0) == 2.0

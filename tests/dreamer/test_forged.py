@@ -95,7 +95,10 @@ def set_advisor(settings):
         (set_family("lore_torchrl.envs.adapter.import_module"), "import_module"),
         (set_family("lore_torchrl.dreamer.run.train"), "lore_torchrl.dreamer.run.train"),
         (set_advisor({"_target_": "logging.FileHandler", "filename": "marker"}), "FileHandler"),
-        (set_advisor({"_target_": "lore_torchrl.advisors.secret.os.mkdir"}), "secret.os.mkdir"),
+        (
+            set_advisor({"_target_": "lore_torchrl.advisors.redaction.os.mkdir"}),
+            "redaction.os.mkdir",
+        ),
         (
             set_advisor(
                 {

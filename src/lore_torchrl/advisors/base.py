@@ -45,7 +45,7 @@ class Advice:
     """One answer: a preference over the actions and how sure the advisor is.
 
     Args:
-        logits: One finite number for each action, unnormalised, in the request's order; at
+        logits: One finite number for each action, unnormalized, in the request's order; at
             most 1e30 in size, which float32 still holds when it is weighed and tempered.
         confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
@@ -76,12 +76,18 @@ class Advice:
             raise MalformedError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
 
 
+def check(condition: bool, name: str, value: object, rule: str) -> None:
+    """Raise a ``ValueError`` that names a setting, its value and what it must be."""
+    if not condition:
+        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
+
+
 @runtime_checkable
 class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
-    The answers come in the order of the requests. ``None`` stands for a request that
-    the advisor has nothing to say to, an :class:`AdviceError` for one that failed on its
+    The answers come in the order of the requests. ``None`` is the answer where the
+    advisor has nothing to say, an :class:`AdviceError` that of a request which failed on its
     own. An advisor may also raise, which fails the whole batch. In every case the
     service counts the failure by its ``kind`` and the run goes on without that advice.
     """
@@ -101,8 +107,8 @@ class Describer(Protocol):
     observation of that row, before :meth:`cache_key` and :meth:`request`.
 
     Where the environment's actions are continuous, a describer also has ``anchors``: the
-    action ``[A]`` that each of its names stands for, in their order. :meth:`observe` is then
-    told of the nearest one.
+    action ``[A]`` that each of its names means, in their order. :meth:`observe` then gets the
+    index of the nearest one.
     """
 
     in_keys: Sequence[str]

@@ -9,12 +9,11 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
-from lore_torchrl.advisors.asking import UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     MalformedError,
@@ -24,11 +23,9 @@ from lore_torchrl.advisors.errors import (
     Usage,
 )
 from lore_torchrl.advisors.http import JSONClient, after_reaching
-from lore_torchrl.advisors.modes import MODES
-from lore_torchrl.advisors.parsing import Preference
-from lore_torchrl.advisors.prompting import Prompt, PromptTemplate
-from lore_torchrl.advisors.redaction import redact, shown
-from lore_torchrl.advisors.secret import Secret
+from lore_torchrl.advisors.modes import MODES, UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
+from lore_torchrl.advisors.prompt import Prompt, PromptTemplate
+from lore_torchrl.advisors.redaction import Secret, redact, shown
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +38,11 @@ _LONGEST_RAW = 1 << 16
 class ChatAdvisor:
     """Ask a chat server, in the best way that it offers, for a preference over actions.
 
-    Four ways, documented at their classes: ``decisions``
-    (:class:`~lore_torchrl.advisors.decisions.DecisionsMode`), ``logprobs``, ``json`` and
-    ``vote`` (:mod:`lore_torchrl.advisors.modes`). ``auto`` tries them in this order on the
+    Four modes, documented at their classes in :mod:`lore_torchrl.advisors.modes`:
+    ``decisions``, ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the
     first question and stays with the first that is answered in the form asked for, since
     some servers take fields that they do not know and ignore them. What was chosen is
-    logged and stands in :attr:`chosen_mode`. The answer that decided is used, so probing
+    logged, and :attr:`chosen_mode` names it. The answer that decided is used, so probing
     costs only the attempts that came to nothing; they count in its usage. A server that
     cannot be reached decides nothing. Where no mode works, later questions are asked in
     ``json``, and all modes are tried again after 8 questions, then 16, up to 512, or as soon
@@ -65,7 +61,7 @@ class ChatAdvisor:
             speak. Any other server is best addressed as ``"vllm"``. Default: ``"openai"``.
         mode: ``"auto"`` or one of the four ways. Default: ``"auto"``.
         prompt: Name or path of the prompt; see
-            :class:`~lore_torchrl.advisors.prompting.PromptTemplate`. Default: ``"default"``.
+            :class:`~lore_torchrl.advisors.prompt.PromptTemplate`. Default: ``"default"``.
         temperature: Sampling temperature; ``None`` for the server's own, and 1 for votes.
         max_tokens: Longest answer in ``json`` and ``vote``, thoughts of a reasoning model
             included. Default: ``1024``.
@@ -85,7 +81,6 @@ class ChatAdvisor:
         send_image: Whether a request's image is sent beside the text. Default: ``False``.
         extra_body: Fields added to each chat request's body, such as
             ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
-        transport: An ``httpx.AsyncBaseTransport`` to use instead of the network.
 
     Raises:
         ImportError: If the ``http`` extra is not installed.
@@ -126,18 +121,17 @@ class ChatAdvisor:
         requests_per_minute: float | None = None,
         send_image: bool = False,
         extra_body: Mapping[str, Any] | None = None,
-        transport: Any = None,
     ) -> None:
-        _check(bool(model), "model", model, "name one that the server has")
-        _check(server in SERVERS, "server", server, f"choose from {SERVERS}")
-        _check(mode == "auto" or mode in MODES, "mode", mode, f"choose from {('auto', *MODES)}")
-        _check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
-        _check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
-        _check(votes >= 1, "votes", votes, "at least 1")
-        _check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")
-        _check(0 <= min_label_mass <= 1, "min_label_mass", min_label_mass, "from 0 to 1")
-        for name, price in (("prompt", prompt_price), ("completion", completion_price)):
-            _check(0 <= price < math.inf, f"{name}_price", price, "0 or more")
+        check(bool(model), "model", model, "name one that the server has")
+        check(server in SERVERS, "server", server, f"choose from {SERVERS}")
+        check(mode == "auto" or mode in MODES, "mode", mode, f"choose from {('auto', *MODES)}")
+        check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
+        check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
+        check(votes >= 1, "votes", votes, "at least 1")
+        check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")
+        check(0 <= min_label_mass <= 1, "min_label_mass", min_label_mass, "from 0 to 1")
+        check(0 <= prompt_price < math.inf, "prompt_price", prompt_price, "0 or more")
+        check(0 <= completion_price < math.inf, "completion_price", completion_price, "0 or more")
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         secret = Secret(api_key.strip()) if api_key else Secret.from_env(api_key_env)
         if secret is None and base_url.startswith(OPENAI_URL):
@@ -168,7 +162,6 @@ class ChatAdvisor:
             max_response_bytes=max_response_bytes,
             max_concurrency=max_concurrency,
             requests_per_minute=requests_per_minute,
-            transport=transport,
         )
         names = tuple(MODES) if mode == "auto" else (mode,)
         self._templates = {name: PromptTemplate(prompt, name) for name in names}
@@ -217,7 +210,7 @@ class ChatAdvisor:
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
         """Ask all questions at once; each gets its advice or the error that it met.
 
-        What a failed question cost stands in its error's ``usage``.
+        An error's ``usage`` is what the failed question cost.
         """
         return list(await asyncio.gather(*(self._answer(request) for request in requests)))
 
@@ -228,17 +221,15 @@ class ChatAdvisor:
     async def _answer(self, request: AdviceRequest) -> Advice | AdviceError:
         meter = _Meter(self, asyncio.get_running_loop().time() + self.deadline_s)
         try:
-            preference, raw = await self._ask(request, meter)
+            advice = await self._ask(request, meter)
         except AdviceError as failure:
             error = after_reaching(failure) if meter.reached else failure
             error.usage = meter.usage
-            # An error that is kept must not keep the frames, with images and bodies in them.
-            return error.with_traceback(None)
-        # Only now: what was read is what the server wrote.
-        raw = redact(raw[:_LONGEST_RAW], cut=len(raw) > _LONGEST_RAW)
-        return Advice(preference.logits, preference.confidence, usage=meter.usage, raw=raw)
+            return error.bare()
+        # Redacted only now: the modes read what the server wrote.
+        return replace(advice, usage=meter.usage, raw=redact(advice.raw, limit=_LONGEST_RAW))
 
-    async def _ask(self, request: AdviceRequest, meter: _Meter) -> tuple[Preference, str]:
+    async def _ask(self, request: AdviceRequest, meter: _Meter) -> Advice:
         if self.chosen_mode is None:
             try:
                 async with asyncio.timeout_at(meter.until):
@@ -260,7 +251,7 @@ class ChatAdvisor:
             self._probing = (loop, asyncio.Lock())
         return self._probing[1]
 
-    async def _probe(self, request: AdviceRequest, meter: _Meter) -> tuple[Preference, str]:
+    async def _probe(self, request: AdviceRequest, meter: _Meter) -> Advice:
         """Find the mode, with a question that needs an answer anyway."""
         failed: dict[str, AdviceError] = {}
         for name, mode in self._modes.items():
@@ -307,13 +298,13 @@ class _Meter:
         # What the question's own requests do must not keep its further ones back.
         asked = math.inf if self.reached else self.asked
         try:
-            reply = await self.advisor.client.post(path, body, until=self.until, asked=asked)
+            data = await self.advisor.client.post(path, body, until=self.until, asked=asked)
         except AdviceError as error:
             self.reached = self.reached or error.sending is Sending.DONE
             raise
         self.reached = True
-        self.usage += self.advisor._usage(reply.data)
-        return reply.data
+        self.usage += self.advisor._usage(data)
+        return data
 
 
 def _tokens(usage: Mapping[str, Any], *names: str) -> int:
@@ -328,8 +319,3 @@ def _tokens(usage: Mapping[str, Any], *names: str) -> int:
 def _reasons(failed: Mapping[str, AdviceError]) -> str:
     reasons = (f"{name} failed: {shown(str(error), 80)}" for name, error in failed.items())
     return "; ".join(reasons) or "tried first"
-
-
-def _check(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")

@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 from lore_torchrl.advisors.redaction import shown
 
@@ -68,7 +69,7 @@ class Usage:
 class Sending(Enum):
     """How far a failed question got, which decides whether its call is given back."""
 
-    #: Nothing was tried: it waited in vain for its turn, or cannot be asked at all.
+    #: Nothing was sent: its turn did not come in time, or it cannot be asked at all.
     NEVER = "never"
     #: No connection came about, so that no server took a byte.
     TRIED = "tried"
@@ -99,6 +100,11 @@ class AdviceError(ValueError):
     def __init__(self, message: str = "", *, usage: Usage | None = None):
         super().__init__(shown(message, _LONGEST))
         self.usage = usage or Usage()
+
+    def bare(self) -> Self:
+        """Return this error without its frames and context, which hold bodies and pictures."""
+        self.__context__ = None
+        return self.with_traceback(None)
 
 
 class MalformedError(AdviceError):
@@ -251,3 +257,36 @@ def safe_kind(kind: object) -> str:
     """
     safe = isinstance(kind, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", kind)
     return kind if safe else "other"
+
+
+def error_of_kind(
+    kind: str, message: str, *, status: int | None = None, usage: Usage | None = None
+) -> AdviceError:
+    """Return an error of the class above with this ``kind``, or a plain one that bears it.
+
+    A ``kind`` that cannot name a metric becomes ``"other"``.
+
+    Args:
+        kind: The kind, such as a recording holds.
+        message: One line that says what happened.
+
+    Keyword Args:
+        status: HTTP status code, of a :class:`StatusError`. Default: none.
+        usage: What the failed request cost all the same. Default: nothing.
+
+    Examples:
+        >>> error_of_kind("quota", "nothing left", status=429)
+        QuotaError('nothing left')
+        >>> error_of_kind("ConnectionError", "the server is down").kind
+        'ConnectionError'
+    """
+    if kind == f"status_{status}":
+        return StatusError(status, message, usage=usage)
+    for cls in list(globals().values()):
+        if isinstance(cls, type) and issubclass(cls, AdviceError) and cls.kind == kind:
+            if issubclass(cls, StatusError):
+                return cls(status or 0, message, usage=usage)
+            return cls(message, usage=usage)
+    error = AdviceError(message, usage=usage)
+    error.kind = safe_kind(kind)
+    return error

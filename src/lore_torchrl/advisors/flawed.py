@@ -1,4 +1,4 @@
-"""Wrappers that spoil another advisor's answers, for studies of robustness."""
+"""Wrappers that degrade another advisor's answers, for studies of robustness."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, check
 from lore_torchrl.advisors.errors import AdviceError, Usage
+from lore_torchrl.advisors.parsing import logits_of
 from lore_torchrl.advisors.scripted import restore_stream, stream_state
 
 Answer = Advice | AdviceError | None
 
-# As lore_torchrl.advisors.parsing.PROBABILITY_FLOOR, whose module needs pydantic.
-_FLOOR = 1e-4
-
 
 class _Wrapper:
-    """What the wrappers share: whatever they do not have is the wrapped advisor's own."""
+    """Passes what it does not have on to the wrapped advisor, and saves states together."""
 
     advisor: Advisor
+    #: Attributes that hold the wrapped advisors.
+    wrapped: tuple[str, ...] = ("advisor",)
 
     def __getattr__(self, name: str) -> Any:
         # Before __init__ has set it (copy, pickle) there is nothing to look through.
         if name == "advisor" or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.advisor, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its own and the wrapped advisors' states, in types that JSON holds."""
+        advisors = {name: getattr(self, name) for name in self.wrapped}
+        states = {
+            name: advisor.state_dict() if hasattr(advisor, "state_dict") else None
+            for name, advisor in advisors.items()
+        }
+        return {**self._own_state(), **states}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state that :meth:`state_dict` returned."""
+        self._load_own_state(state_dict)
+        for name in self.wrapped:
+            advisor = getattr(self, name)
+            if state_dict[name] is not None and hasattr(advisor, "load_state_dict"):
+                advisor.load_state_dict(state_dict[name])
 
 
 class StaleAdvisor(_Wrapper):
@@ -61,11 +78,7 @@ class StaleAdvisor(_Wrapper):
 
     def __init__(self, advisor: Advisor, *, lag: int = 1):
         _check_advisor("advisor", advisor)
-        if not isinstance(lag, int) or lag < 1:
-            raise ValueError(
-                f"lag must be a positive integer, got {lag!r}: for fresh advice leave the "
-                "wrapper away."
-            )
+        check(isinstance(lag, int) and lag >= 1, "lag", lag, "a positive integer")
         self.advisor = advisor
         self.lag = lag
         self._earlier: deque[Advice | None] = deque(maxlen=lag)
@@ -89,26 +102,13 @@ class StaleAdvisor(_Wrapper):
         # What is paid for is the question asked now.
         return replace(late, usage=Usage() if fresh is None else fresh.usage)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the answers held back and the wrapped advisor's state, as JSON holds them."""
-        return {
-            "earlier": [
-                None if one is None else [list(one.logits), one.confidence, one.raw]
-                for one in self._earlier
-            ],
-            "advisor": _state_of(self.advisor),
-        }
+    def _own_state(self) -> dict[str, Any]:
+        earlier = [one and [list(one.logits), one.confidence, one.raw] for one in self._earlier]
+        return {"earlier": earlier}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned."""
-        self._earlier = deque(
-            (
-                None if one is None else Advice(tuple(one[0]), one[1], raw=one[2])
-                for one in state_dict["earlier"]
-            ),
-            maxlen=self.lag,
-        )
-        _restore(self.advisor, state_dict["advisor"])
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        earlier = (one and Advice(tuple(one[0]), one[1], raw=one[2]) for one in state["earlier"])
+        self._earlier = deque(earlier, maxlen=self.lag)
 
 
 class TruncatedAdvisor(_Wrapper):
@@ -146,11 +146,7 @@ class TruncatedAdvisor(_Wrapper):
 
     def __init__(self, advisor: Advisor, *, keep: float = 0.5, seed: int = 0):
         _check_advisor("advisor", advisor)
-        if not 0.0 <= keep <= 1.0:
-            raise ValueError(
-                f"keep must lie in [0, 1], got {keep}: it is the probability with which each "
-                "action stays."
-            )
+        check(0.0 <= keep <= 1.0, "keep", keep, "a probability, from 0 to 1")
         self.advisor = advisor
         self.keep = float(keep)
         self.seed = seed
@@ -180,24 +176,21 @@ class TruncatedAdvisor(_Wrapper):
         mass = math.exp(top_kept - top) * sum(weights) / everything
         return replace(
             advice,
-            logits=tuple(math.log(max(weight / sum(weights), _FLOOR)) for weight in weights),
+            logits=logits_of(weights),
             confidence=advice.confidence * min(1.0, mass),
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the random stream's and the wrapped advisor's state, as JSON holds them."""
-        return {"random": stream_state(self._random), "advisor": _state_of(self.advisor)}
+    def _own_state(self) -> dict[str, Any]:
+        return {"random": stream_state(self._random)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned."""
-        restore_stream(self._random, state_dict["random"])
-        _restore(self.advisor, state_dict["advisor"])
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        restore_stream(self._random, state["random"])
 
 
 class TurningAdvisor(_Wrapper):
     """Answer as one advisor first, and as another from some question on.
 
-    With a good ``before`` and an adversarial ``after`` it earns trust and then abuses it.
+    With a good ``before`` and an adversarial ``after`` it gains weight first and then misleads.
     A question counts once it is asked, answered or not; a batch may be split between the
     two. Only what reaches the advisor counts: a cache in front goes on giving the answers
     that it holds from before the turn, until they expire.
@@ -222,14 +215,13 @@ class TurningAdvisor(_Wrapper):
         [(0.0, 3.0), (0.0, 3.0), (3.0, 0.0)]
     """
 
+    wrapped = ("before", "after")
+
     def __init__(self, before: Advisor, after: Advisor, *, turn_after: int | None = None):
         _check_advisor("before", before)
         _check_advisor("after", after)
-        if turn_after is not None and (not isinstance(turn_after, int) or turn_after < 0):
-            raise ValueError(
-                f"turn_after must be an integer from 0 up, got {turn_after!r}: use None for an "
-                "advisor that never turns."
-            )
+        valid = turn_after is None or (isinstance(turn_after, int) and turn_after >= 0)
+        check(valid, "turn_after", turn_after, "an integer from 0 up, or None for never")
         self.before = before
         self.after = after
         self.turn_after = turn_after
@@ -263,34 +255,16 @@ class TurningAdvisor(_Wrapper):
     async def aclose(self) -> None:
         """Close both advisors' connections, where they have any."""
         for advisor in (self.before, self.after):
-            aclose = getattr(advisor, "aclose", None)
-            if callable(aclose):
-                await aclose()
+            if hasattr(advisor, "aclose"):
+                await advisor.aclose()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count of questions and both advisors' states, as JSON holds them."""
-        return {
-            "asked": self._asked,
-            "before": _state_of(self.before),
-            "after": _state_of(self.after),
-        }
+    def _own_state(self) -> dict[str, Any]:
+        return {"asked": self._asked}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned."""
-        self._asked = state_dict["asked"]
-        _restore(self.before, state_dict["before"])
-        _restore(self.after, state_dict["after"])
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._asked = state["asked"]
 
 
 def _check_advisor(name: str, advisor: object) -> None:
-    if not callable(getattr(advisor, "advise", None)):
-        raise ValueError(f"{name} must be an advisor with an async `advise`, got {advisor!r}.")
-
-
-def _state_of(advisor: Any) -> dict[str, Any] | None:
-    return advisor.state_dict() if hasattr(advisor, "state_dict") else None
-
-
-def _restore(advisor: Any, state: Mapping[str, Any] | None) -> None:
-    if state is not None and hasattr(advisor, "load_state_dict"):
-        advisor.load_state_dict(state)
+    valid = callable(getattr(advisor, "advise", None))
+    check(valid, name, advisor, "an advisor with an async `advise`")

@@ -1,72 +1,74 @@
-"""POST JSON, get JSON, with the manners that a paid and unreliable server asks for.
+"""POST JSON, get JSON, from a server that costs money and may fail in any way.
 
-The only file that imports httpx, so that a move to its successor stays one line.
+The only file that imports httpx.
 """
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import logging
 import math
 import random
 import time
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
 
+try:
+    import httpx
+    from aiolimiter import AsyncLimiter
+except ImportError as err:
+    raise ImportError(
+        "Advisors behind HTTP need httpx and aiolimiter: pip install 'lore-torchrl[http]'."
+    ) from err
+
+from lore_torchrl.advisors.base import check
 from lore_torchrl.advisors.errors import (
     AdviceError,
+    AuthenticationError,
     ConnectionLostError,
     DeadlineError,
     MalformedError,
+    NotJSONError,
     NotSentError,
+    QuotaError,
     RateLimitedError,
     Sending,
     StatusError,
+    TooLargeError,
     TransportError,
     UnreachableError,
 )
-from lore_torchrl.advisors.redaction import shown
-from lore_torchrl.advisors.replies import BoundedBody, parse_object, retry_after, status_error
-from lore_torchrl.advisors.secret import Secret
+from lore_torchrl.advisors.redaction import Secret, shown
 
 _log = logging.getLogger(__name__)
+# Statuses below 500 that may pass.
 _RETRIED = frozenset((408, 409))
-
-
-def _import_httpx() -> Any:
-    try:
-        import httpx
-    except ImportError as err:
-        raise ImportError(
-            "Advisors behind HTTP need httpx: pip install 'lore-torchrl[http]'."
-        ) from err
-    # It logs the words that a server puts beside its status.
-    logging.getLogger("httpx").addFilter(_readable)
-    return httpx
+# What OpenAI and servers like it call an account that has nothing left to spend.
+_QUOTA_CODES = frozenset(
+    (
+        *("insufficient_quota", "quota_exceeded", "insufficient_credits", "insufficient_balance"),
+        *("billing_hard_limit_reached", "billing_not_active", "access_terminated"),
+    )
+)
+# Values that a body may hold, counted by its closing brackets and commas: far more than an
+# answer has, and few enough that their objects take milliseconds and a few megabytes.
+_MOST_VALUES = 1 << 15
+# Content encodings, and what zlib calls them.
+_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
 def _readable(record: logging.LogRecord) -> bool:
+    # httpx logs the words that a server puts beside its status.
     record.msg, record.args = shown(record.getMessage(), 500), ()
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A server's answer.
-
-    Args:
-        data: The JSON object.
-        latency_s: Seconds from the first attempt's start to the body's end, waiting included.
-        attempts: Times that the request was sent.
-    """
-
-    data: dict[str, Any]
-    latency_s: float
-    attempts: int
+logging.getLogger("httpx").addFilter(_readable)
 
 
 class JSONClient:
@@ -96,13 +98,9 @@ class JSONClient:
         max_concurrency: Requests on the wire at once. Default: ``8``.
         requests_per_minute: Limit on attempts, as a bucket that holds a minute's worth;
             ``None`` for none. Default: ``None``.
-        trust_env: Whether ``HTTP_PROXY`` and its like count. Default: ``True``.
-        transport: An ``httpx.AsyncBaseTransport`` to use instead of the network.
-        rng: Source of the jitter. Default: one of its own, since clients that share a seed
-            would come back together, and a shared stream would change the run's.
+        transport: What sends requests. Default: the network.
 
     Raises:
-        ImportError: If httpx, or aiolimiter where a rate is set, is not installed.
         ValueError: If an argument is out of range, or ``base_url`` is no HTTP address or
             holds credentials or a query.
 
@@ -122,27 +120,17 @@ class JSONClient:
         max_response_bytes: int = 1 << 20,
         max_concurrency: int = 8,
         requests_per_minute: float | None = None,
-        trust_env: bool = True,
-        transport: Any = None,
-        rng: random.Random | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        _import_httpx()
-        if requests_per_minute is not None:
-            _import_limiter()
+        if (rate := requests_per_minute) is not None:
+            check(0 < rate < math.inf, "requests_per_minute", rate, "a positive number, or None")
         self.base_url = _checked_url(base_url)
-        if not (math.isfinite(deadline_s) and deadline_s > 0):
-            raise ValueError(f"deadline_s must be a positive number of seconds, got {deadline_s}.")
-        if retries < 0:
-            raise ValueError(f"retries must not be negative, got {retries}.")
+        check(0 < deadline_s < math.inf, "deadline_s", deadline_s, "a positive number of seconds")
+        check(retries >= 0, "retries", retries, "0 or more")
         low, high = backoff_s
-        if not 0 <= low <= high < math.inf:
-            raise ValueError(f"backoff_s must be (first, longest), not negative, got {backoff_s}.")
-        if max_response_bytes < 1:
-            raise ValueError(f"max_response_bytes must be positive, got {max_response_bytes}.")
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}.")
-        if requests_per_minute is not None and not 0 < requests_per_minute < math.inf:
-            raise ValueError(f"requests_per_minute must be positive, got {requests_per_minute}.")
+        check(0 <= low <= high < math.inf, "backoff_s", backoff_s, "(first, longest) in seconds")
+        check(max_response_bytes >= 1, "max_response_bytes", max_response_bytes, "at least 1")
+        check(max_concurrency >= 1, "max_concurrency", max_concurrency, "at least 1")
         self.api_key = api_key
         self.deadline_s = deadline_s
         self.retries = retries
@@ -150,11 +138,12 @@ class JSONClient:
         self.max_response_bytes = max_response_bytes
         self.max_concurrency = max_concurrency
         self.requests_per_minute = requests_per_minute
-        self.trust_env = trust_env
+        self.transport = transport
+        #: Attempts so far.
         self.sent = 0
         self._away = False
-        self._transport = transport
-        self._random = rng or random.Random()
+        # A stream of its own: clients that share a seed would come back together.
+        self._random = random.Random()
         self._pool: _Pool | None = None
 
     def __repr__(self) -> str:
@@ -170,8 +159,8 @@ class JSONClient:
         *,
         until: float | None = None,
         asked: float = math.inf,
-    ) -> Reply:
-        """Send ``body`` to ``path`` below the base URL.
+    ) -> dict[str, Any]:
+        """Send ``body`` to ``path`` below the base URL, and return the JSON object that came.
 
         Args:
             path: Such as ``/chat/completions``.
@@ -187,25 +176,32 @@ class JSONClient:
             AdviceError: Of the kind that says why there is no answer.
         """
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        until = started + self.deadline_s if until is None else until
+        until = loop.time() + self.deadline_s if until is None else until
         content = json.dumps(body, allow_nan=False).encode()
-        pool = self._current_pool(loop)
-        outcome, attempts = await self._insist(pool, path, content, until, asked)
-        failed = isinstance(outcome, AdviceError)
-        if not (failed and outcome.sending is Sending.NEVER):
+        if self._pool is None or self._pool.loop is not loop:
+            self._pool = _Pool(self, loop)
+        pool = self._pool
+        outcome = await self._insist(pool, path, content, until, asked)
+        if not isinstance(outcome, AdviceError):
+            self._away, pool.failed_at = False, -math.inf
+            return outcome
+        if outcome.sending is not Sending.NEVER:
             self._away = isinstance(outcome, UnreachableError)
-            pool.failed_at = loop.time() if failed and outcome.lasting else -math.inf
-        if failed:
-            raise outcome
-        return Reply(outcome, loop.time() - started, attempts)
+            pool.failed_at = loop.time() if outcome.lasting else -math.inf
+        raise outcome
+
+    async def aclose(self) -> None:
+        """Close the connections. A later request opens new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None and pool.loop is asyncio.get_running_loop():
+            await pool.client.aclose()
 
     async def _insist(
         self, pool: _Pool, path: str, content: bytes, until: float, asked: float
-    ) -> tuple[dict[str, Any] | AdviceError, int]:
+    ) -> dict[str, Any] | AdviceError:
         """Send until it is answered or no further attempt is due; return how it ended."""
         if not await pool.retry_succeeds(until):
-            return NotSentError("Not sent: the server failed the request before it."), 0
+            return NotSentError("Not sent: the server failed the request before it.")
         reached, retry, served = False, None, True
         try:
             for attempt in range(1, self.retries + 2):
@@ -213,7 +209,7 @@ class JSONClient:
                 asked = math.inf
                 served = not isinstance(outcome, AdviceError) or not outcome.lasting
                 if not isinstance(outcome, AdviceError):
-                    break
+                    return outcome
                 reached = reached or outcome.sending is Sending.DONE
                 wait = self._wait(outcome, attempt)
                 if wait is None or pool.loop.time() + wait >= until:
@@ -230,19 +226,16 @@ class JSONClient:
             if retry is not None:
                 pool.retry = None
                 retry.set_result(served)
-        if reached and isinstance(outcome, AdviceError):
-            outcome = after_reaching(outcome)
-        return outcome, attempt
+        return after_reaching(outcome) if reached else outcome
 
     async def _attempt(
         self, pool: _Pool, path: str, content: bytes, until: float, asked: float
     ) -> dict[str, Any] | AdviceError:
         """Send once; return what came or what went wrong.
 
-        Errors are returned so that none is raised inside an ``except``: httpx's own hold
-        the request, and with it the key, and would hang on as context.
+        Errors are returned, since one raised inside an ``except`` keeps httpx's own as its
+        context, and with it the request and the key.
         """
-        httpx = _import_httpx()
         progress = _Progress()
         try:
             async with asyncio.timeout_at(until):
@@ -253,7 +246,9 @@ class JSONClient:
                         return NotSentError("Not sent: the server has failed since it was asked.")
                     self.sent += 1
                     progress.started = True
-                    outcome = await self._exchange(pool.client, path, content, progress)
+                    return await self._exchange(pool.client, path, content, progress)
+        except AdviceError as error:
+            outcome = error.bare()
         except TimeoutError:
             if not progress.started:
                 outcome = NotSentError("Rate limit or max_concurrency kept it past the deadline.")
@@ -261,8 +256,6 @@ class JSONClient:
                 outcome = UnreachableError("No connection within the deadline.")
             else:
                 outcome = DeadlineError("No answer within the deadline.")
-        except httpx.DecodingError as err:
-            outcome = MalformedError(f"The body cannot be decoded: {err}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
             unreachable = isinstance(err, httpx.ConnectError)
             kind = UnreachableError if unreachable else ConnectionLostError
@@ -270,25 +263,21 @@ class JSONClient:
         return outcome
 
     async def _exchange(
-        self, client: Any, path: str, content: bytes, progress: _Progress
-    ) -> dict[str, Any] | AdviceError:
-        body = BoundedBody(self.max_response_bytes)
+        self, client: httpx.AsyncClient, path: str, content: bytes, progress: _Progress
+    ) -> dict[str, Any]:
         async with client.stream(
             "POST", self.base_url + path, content=content, extensions={"trace": progress}
         ) as response:
-            status, headers = response.status_code, response.headers
-            succeeded = 200 <= status < 300
-            body.start(headers.get("content-encoding", ""))
-            # Raw, since httpx would inflate a whole chunk, a thousandfold, before we see it.
-            async for chunk in response.aiter_raw():
-                if not body.feed(chunk):
-                    break
-        if body.error is not None:
-            # The status of a refusal tells more than that its page was long.
-            return body.error if succeeded else StatusError(status, f"Status {status}.")
-        text = body.text()
-        if not succeeded:
-            return status_error(status, text, retry_after(headers, time.time()))
+            status = response.status_code
+            try:
+                text = await _read_body(response, self.max_response_bytes)
+            except MalformedError as error:
+                # The status of a refusal tells more than that its page was long.
+                if 200 <= status < 300:
+                    raise
+                raise StatusError(status, f"Status {status}: {error}") from None
+        if not 200 <= status < 300:
+            raise status_error(status, text, retry_after(response.headers, time.time()))
         return parse_object(text)
 
     def _wait(self, error: AdviceError, attempt: int) -> float | None:
@@ -296,11 +285,9 @@ class JSONClient:
         if attempt > self.retries or self._away or isinstance(error, DeadlineError):
             return None
         if isinstance(error, StatusError):
-            transient = isinstance(error, RateLimitedError) or (
-                type(error) is StatusError and (error.status in _RETRIED or error.status >= 500)
-            )
-            # 501 is what llama.cpp says of an endpoint that its model cannot serve.
-            if not transient or error.status == 501:
+            if isinstance(error, (QuotaError, AuthenticationError)):
+                return None
+            if not (error.lasting or error.status in _RETRIED):
                 return None
             if error.retry_after_s is not None:
                 return error.retry_after_s
@@ -309,17 +296,6 @@ class JSONClient:
         first, longest = self.backoff_s
         # Down to half: clients that failed together should not come back together.
         return min(longest, first * 2 ** (attempt - 1)) * (0.5 + 0.5 * self._random.random())
-
-    def _current_pool(self, loop: asyncio.AbstractEventLoop) -> _Pool:
-        if self._pool is None or self._pool.loop is not loop:
-            self._pool = _Pool(self, loop)
-        return self._pool
-
-    async def aclose(self) -> None:
-        """Close the connections. A later request opens new ones."""
-        pool, self._pool = self._pool, None
-        if pool is not None and pool.loop is asyncio.get_running_loop():
-            await pool.client.aclose()
 
 
 def after_reaching(error: AdviceError) -> AdviceError:
@@ -331,7 +307,7 @@ def after_reaching(error: AdviceError) -> AdviceError:
 
 
 class _Progress:
-    """How far one attempt got, told by httpx's transport as its ``trace`` extension."""
+    """How far one attempt got, as httpx's ``trace`` extension reports it."""
 
     def __init__(self) -> None:
         self.started = False
@@ -348,19 +324,17 @@ class _Pool:
     """What belongs to one event loop: connections, places and the rate limit."""
 
     def __init__(self, owner: JSONClient, loop: asyncio.AbstractEventLoop) -> None:
-        httpx = _import_httpx()
         self.loop = loop
-        # Encodings are still understood; not asking for them spares small bodies the bother.
+        # Encodings are still understood; small bodies are quicker without.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if owner.api_key:
-            headers["authorization"] = f"Bearer {owner.api_key.reveal()}"
+            headers["authorization"] = f"Bearer {owner.api_key.get_secret_value()}"
         self.client = httpx.AsyncClient(
             headers=headers,
             # The total deadline is the only clock.
             timeout=None,
             limits=httpx.Limits(max_connections=owner.max_concurrency),
-            transport=owner._transport,
-            trust_env=owner.trust_env,
+            transport=owner.transport,
             # A server's cookies would pile up, and go back to it with every request.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
@@ -370,10 +344,9 @@ class _Pool:
         # When the last request failed for good, if none was answered since.
         self.failed_at = -math.inf
         self.limiter = None
-        if owner.requests_per_minute is not None:
-            self.limiter = _import_limiter()(max(1.0, owner.requests_per_minute), 60.0)
-            if owner.requests_per_minute < 1:
-                self.limiter = _import_limiter()(1, 60.0 / owner.requests_per_minute)
+        if (rate := owner.requests_per_minute) is not None:
+            bucket = (rate, 60.0) if rate >= 1 else (1, 60.0 / rate)
+            self.limiter = AsyncLimiter(*bucket)
 
     async def retry_succeeds(self, until: float) -> bool:
         """Wait for the request that is being tried again, if any; return whether to send."""
@@ -384,16 +357,6 @@ class _Pool:
                 return await asyncio.shield(self.retry)
         except TimeoutError:
             return False
-
-
-def _import_limiter() -> Any:
-    try:
-        from aiolimiter import AsyncLimiter
-    except ImportError as err:
-        raise ImportError(
-            "requests_per_minute needs aiolimiter: pip install 'lore-torchrl[http]'."
-        ) from err
-    return AsyncLimiter
 
 
 def _checked_url(base_url: str) -> str:
@@ -410,3 +373,130 @@ def _checked_url(base_url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"base_url must be http(s)://host[:port][/path], got {base_url!r}.")
     return base_url.rstrip("/")
+
+
+# ---- what came ----
+
+
+async def _read_body(response: httpx.Response, limit: int) -> str:
+    """Return a body as text, inflated piece by piece, and never more than ``limit`` bytes.
+
+    Raises:
+        MalformedError: If it cannot be decompressed; ``TooLargeError`` if it is longer.
+    """
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    inflate = None
+    if encoding not in ("", "identity"):
+        if encoding not in _ENCODINGS:
+            raise MalformedError(f"Cannot read the encoding '{shown(encoding, 40)}'.")
+        inflate = zlib.decompressobj(_ENCODINGS[encoding])
+    parts: list[bytes] = []
+    size = taken = 0
+    # Raw, since httpx would inflate a whole chunk, a thousandfold, before we see it.
+    async for chunk in response.aiter_raw():
+        taken += len(chunk)
+        if inflate is not None:
+            try:
+                chunk = inflate.decompress(chunk, limit - size + 1)
+            except zlib.error:
+                raise MalformedError("The compressed body is damaged.") from None
+        size += len(chunk)
+        # Compressed blocks that hold nothing may come without end.
+        if max(size, taken) > limit:
+            raise TooLargeError(f"The body has more than {limit} bytes.")
+        parts.append(chunk)
+        if inflate is not None and inflate.eof:
+            break
+    # Some servers begin with a byte order mark, which JSON does not allow.
+    return b"".join(parts).decode("utf-8-sig", errors="replace")
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a body with status 2xx holds.
+
+    Raises:
+        AdviceError: Of the kind that says what is wrong: no JSON, too many values, another
+            type, or an error that the server reports in it.
+    """
+    if _has_too_many_values(text):
+        raise TooLargeError(f"The body has more than {_MOST_VALUES} values.")
+    try:
+        data = json.loads(text)
+    # RecursionError: brackets nested by the thousand. ValueError: also digits by the thousand.
+    except (ValueError, RecursionError):
+        begins = shown(text, 60)
+        raise NotJSONError(f"The body is not JSON; it begins with '{begins}'.") from None
+    if not isinstance(data, dict):
+        raise MalformedError(f"The body must be a JSON object, got {type(data).__name__}.")
+    if data.get("error"):
+        error = _status_error(200, data, None)
+        if isinstance(error, (QuotaError, RateLimitedError)):
+            raise error
+        raise MalformedError(str(error))
+    return data
+
+
+def status_error(status: int, text: str, retry_after_s: float | None) -> StatusError:
+    """Return the error for a status beyond 2xx.
+
+    Args:
+        status: HTTP status code.
+        text: Body of the refusal.
+        retry_after_s: Seconds after which the server wants to be asked again.
+    """
+    try:
+        data = "" if _has_too_many_values(text) else json.loads(text)
+    except (ValueError, RecursionError):
+        # A proxy's page: its words say nothing to whoever reads the log.
+        data = ""
+    return _status_error(status, data, retry_after_s)
+
+
+def _has_too_many_values(text: str) -> bool:
+    return sum(map(text.count, "]},")) > _MOST_VALUES
+
+
+def _status_error(status: int, data: Any, retry_after_s: float | None) -> StatusError:
+    # The message and the codes, in the shapes that servers use.
+    refusal = data.get("error", data) if isinstance(data, dict) else data
+    codes: set[str] = set()
+    if isinstance(refusal, dict):
+        codes = {str(refusal.get(name)) for name in ("code", "type")}
+        refusal = refusal.get("message") or refusal.get("detail") or ""
+    message = shown(str(refusal))
+    message = f"Status {status}: {message}" if message else f"Status {status}."
+    if status == 402 or codes & _QUOTA_CODES:
+        return QuotaError(status, message)
+    if status in (401, 403):
+        return AuthenticationError(status, message)
+    limited = status == 429 or (status == 200 and "rate_limit_exceeded" in codes)
+    error = (RateLimitedError if limited else StatusError)(status, message)
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds that a server asks to wait, ``None`` where it does not say.
+
+    Args:
+        headers: The response's, with lower-case look-up.
+        now: Seconds since the epoch, for the form that names a date.
+
+    Examples:
+        >>> retry_after({"retry-after-ms": "250"}, 0.0), retry_after({"retry-after": "2"}, 0.0)
+        (0.25, 2.0)
+        >>> retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 50.0)
+        10.0
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, ""))
+        except ValueError:
+            continue
+        if 0 <= seconds < math.inf:
+            return seconds * unit
+    try:
+        date = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+        return max(0.0, date.timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

@@ -9,12 +9,12 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     MalformedError,
@@ -22,9 +22,6 @@ from lore_torchrl.advisors.errors import (
     PromptTooLongError,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from torchrl.modules.llm import TransformersWrapper
 
 _log = logging.getLogger(__name__)
 
@@ -38,27 +35,22 @@ class LocalAdvisor:
 
     The logit of action :math:`a` is the log-likelihood of its text after the prompt,
     :math:`\ell_a = \sum_i \log p(t_i \mid \text{prompt}, t_{<i})`, or its mean over the
-    tokens with ``length_normalised``. The confidence is one minus the normalised entropy
+    tokens with ``length_normalised``. The confidence is one minus the normalized entropy
     of :math:`\rho = \operatorname{softmax}(\ell)` over the actions,
     :math:`1 - H[\rho] / \log A`: 0 where the model finds all actions alike, 1 where it
     leaves no doubt. It says how decided the model is, not how often it is right.
 
-    Model and tokenizer are those of TorchRL's :class:`TransformersWrapper`. Its own
-    scoring is not used: it hands the attention mask to the model by position, which GPT-2
-    takes for a cache; it pads on the left without position ids, which shifts absolute
-    positions; and it keeps the whole vocabulary's logits for every token of every prompt,
-    3.4 GB for 28 prompts of 400 tokens and a vocabulary of 151k in 16 bits. Here prompts
-    and actions are padded on the right, where a causal model cannot look, and logits are
-    computed from the end of the prompts on. For models that both can score the results
-    agree.
+    TorchRL's ``TransformersWrapper`` is not used: it pads on the left without position ids,
+    which shifts absolute positions, and keeps the whole vocabulary's logits for every token
+    of every prompt. Here prompts and actions are padded on the right, where a causal model
+    cannot look, and logits are computed from the end of the prompts on.
 
     All requests times all actions are scored together, ``max_sequences`` a forward. The
     forward runs in a thread, one at a time, so that the event loop stays free. A call that
     is cancelled by a deadline still runs to its end there.
 
     Args:
-        model: Path (or Hugging Face name) of a causal language model, the model itself,
-            or a :class:`TransformersWrapper`.
+        model: Path (or Hugging Face name) of a causal language model, or the model itself.
 
     Keyword Args:
         tokenizer: Path or tokenizer; needed where ``model`` is a bare model.
@@ -71,7 +63,7 @@ class LocalAdvisor:
         chat: Whether the prompt goes through the tokenizer's chat template.
             Default: ``None``, if it has one.
         length_normalised: Whether to divide by the number of the action's tokens, which
-            favours names of many tokens as the sum favours names of few.
+            favors names of many tokens as the sum favors names of few.
             Default: ``False``.
         max_tokens: Longest prompt and action together, in tokens; never more than the
             model reads. Default: what the model reads.
@@ -88,7 +80,7 @@ class LocalAdvisor:
 
     def __init__(
         self,
-        model: str | TransformersWrapper | Any,
+        model: str | Any,
         *,
         tokenizer: Any = None,
         device: str | torch.device | None = None,
@@ -100,20 +92,15 @@ class LocalAdvisor:
         truncate: bool = False,
         max_sequences: int = 64,
     ) -> None:
-        if max_tokens is not None and max_tokens < 2:
-            raise ValueError(
-                f"max_tokens={max_tokens} leaves no room for a prompt and an action: use at "
-                "least 2, or None for what the model reads."
-            )
-        if max_sequences < 1:
-            raise ValueError(f"max_sequences={max_sequences} must be at least 1.")
+        enough = max_tokens is None or max_tokens >= 2
+        check(enough, "max_tokens", max_tokens, "2 or more, or None for what the model reads")
+        check(max_sequences >= 1, "max_sequences", max_sequences, "at least 1")
         prompt = DEFAULT_PROMPT if prompt is None else prompt
         _check_prompt(prompt)
         if device is None and isinstance(model, str):
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.wrapper = _wrap(model, tokenizer, dtype=_dtype(dtype))
-        self.model = self.wrapper.model.eval()
-        self.tokenizer = self.wrapper.tokenizer
+        model, self.tokenizer = _load(model, tokenizer, dtype=_dtype(dtype))
+        self.model = model.eval()
         if device is not None or _dtype(dtype) is not None:
             self.model.to(device=device, dtype=_dtype(dtype))
         self.model_name = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
@@ -130,7 +117,7 @@ class LocalAdvisor:
         self.max_sequences = max_sequences
         self.max_tokens = min(max_tokens or _NO_LIMIT, _model_limit(self.model, self.tokenizer))
         accepted = inspect.signature(self.model.forward).parameters
-        self._keeps_logits = "logits_to_keep" in accepted
+        self.keeps_logits = "logits_to_keep" in accepted
         self._lock = threading.Lock()
         self._cut = 0
 
@@ -149,8 +136,8 @@ class LocalAdvisor:
     def cache_prefix(self) -> str:
         """What tells this advisor's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype
-        told = (self.prompt, self.chat, self.length_normalised, self.max_tokens, self.truncate)
-        settings = "\0".join(map(str, (self.model_name, dtype, *told)))
+        parts = (self.prompt, self.chat, self.length_normalised, self.max_tokens, self.truncate)
+        settings = "\0".join(map(str, (self.model_name, dtype, *parts)))
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
@@ -163,7 +150,7 @@ class LocalAdvisor:
         places: list[tuple[int, range]] = []
         for index, request in enumerate(requests):
             try:
-                encoded = self._encode(request)
+                encoded = self.encode(request)
             except AdviceError as error:
                 answers[index] = error
                 continue
@@ -193,7 +180,7 @@ class LocalAdvisor:
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
         )
 
-    def _encode(self, request: AdviceRequest) -> list[tuple[list[int], int]]:
+    def encode(self, request: AdviceRequest) -> list[tuple[list[int], int]]:
         """Return, for each action, the tokens and where those to score begin."""
         prompt = self.prompt_text(request)
         # A chat's answer begins a line; elsewhere the space belongs to the action's tokens.
@@ -257,16 +244,16 @@ class LocalAdvisor:
             attended[row, : len(tokens)] = 1
             counted[row, start : len(tokens)] = True
         ids, attended, counted = (x.to(self.device) for x in (ids, attended, counted))
-        # Logits at t speak of the token at t + 1; the first that matter stand one before
+        # Logits at t speak of the token at t + 1; the first that matter are one before
         # the earliest start.
         begin = min(start for _, start in sequences) - 1
         options = {}
-        if self._keeps_logits:
+        if self.keeps_logits:
             options["logits_to_keep"] = torch.arange(begin, longest - 1, device=self.device)
         logits = self.model(
             input_ids=ids, attention_mask=attended, use_cache=False, **options
         ).logits
-        if not self._keeps_logits:
+        if not self.keeps_logits:
             logits = logits[:, begin : longest - 1]
         targets, counted = ids[:, begin + 1 :], counted[:, begin + 1 :]
         # In float32: sums of 16-bit logarithms lose the differences between actions.
@@ -315,19 +302,13 @@ def decidedness(logits: Sequence[float]) -> float:
     return min(1.0, max(0.0, round(1.0 - entropy / math.log(len(logits)), 12)))
 
 
-def _wrap(model: Any, tokenizer: Any, *, dtype: torch.dtype | None) -> TransformersWrapper:
+def _load(model: Any, tokenizer: Any, *, dtype: torch.dtype | None) -> tuple[Any, Any]:
     try:
         import transformers
     except ImportError as err:
         raise ImportError(
             "LocalAdvisor runs models with transformers: pip install 'lore-torchrl[local]'."
         ) from err
-    from torchrl.modules.llm import TransformersWrapper
-
-    if isinstance(model, TransformersWrapper):
-        if model.tokenizer is None:
-            raise ValueError("The TransformersWrapper has no tokenizer: build it with one.")
-        return model
     if isinstance(model, str):
         tokenizer = model if tokenizer is None else tokenizer
         # Loading may draw random weights first: the run's random stream is not for that.
@@ -340,12 +321,7 @@ def _wrap(model: Any, tokenizer: Any, *, dtype: torch.dtype | None) -> Transform
         )
     if isinstance(tokenizer, str):
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
-    if tokenizer.pad_token is None and tokenizer.eos_token is None:
-        # The wrapper wants one to pad with; which one has no effect on the scores.
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
-    return TransformersWrapper(
-        model, tokenizer=tokenizer, input_mode="tokens", generate=False, inplace=False
-    )
+    return model, tokenizer
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -384,7 +360,5 @@ def _without_end(tokens: list[int], tokenizer: Any) -> list[int]:
 
 def _common(first: list[int], second: list[int]) -> int:
     """Return how many tokens two sequences begin with alike."""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))
+    differ = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differ, min(len(first), len(second)))

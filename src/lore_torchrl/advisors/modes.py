@@ -3,51 +3,152 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
-from collections.abc import Awaitable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from lore_torchrl.advisors.asking import UNSUPPORTED_FIELD, ChatSettings, Forms, Post
-from lore_torchrl.advisors.base import AdviceRequest
-from lore_torchrl.advisors.decisions import DecisionsMode
-from lore_torchrl.advisors.errors import AdviceError, MalformedError
-from lore_torchrl.advisors.parsing import LABELS, Preference, logits_of, parse_answer
-from lore_torchrl.advisors.prompting import PromptTemplate
-from lore_torchrl.advisors.wire import Choice, data_url, read_choices, read_text
+from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    EmptyAnswerError,
+    MalformedError,
+    StatusError,
+)
+from lore_torchrl.advisors.parsing import (
+    LABELS,
+    confidence_of,
+    logits_of,
+    max_probability,
+    member,
+    number,
+    parse_answer,
+    required,
+)
+from lore_torchrl.advisors.prompt import PromptTemplate
+from lore_torchrl.advisors.redaction import shown
 
-# Added to the letters' logits, the same for all: what is not a letter has no share left.
+# Sends a body to a path and returns the JSON object that came.
+Post = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+# Statuses by which a server says that it does not know, or not allow, what it was asked.
+UNSUPPORTED = frozenset((400, 404, 405, 415, 422, 501))
+# Those among them that speak of a field, not of the path.
+_UNSUPPORTED_FIELD = frozenset((400, 422, 501))
+# Added to the letters' logits, the same for all, which leaves other tokens no probability.
 _BIAS = 100.0
+# Above 1 only by rounding, which in 16 bits is up to 0.4 %.
+_LARGEST_PROBABILITY = 1.01
+# Tokens read of one position: more than the 20 that are asked for, and the one written.
+_MOST_TOKENS = 128
 
 
-def _chat_body(
-    settings: ChatSettings, template: PromptTemplate, request: AdviceRequest, max_tokens: int
-) -> dict[str, Any]:
-    prompt = template.render(request)
-    content: Any = prompt.user
-    if settings.send_image and request.image is not None:
-        content = [
-            {"type": "text", "text": prompt.user},
-            {"type": "image_url", "image_url": {"url": data_url(request.image)}},
-        ]
-    messages = [{"role": "user", "content": content}]
-    if prompt.system:
-        messages.insert(0, {"role": "system", "content": prompt.system})
-    # OpenAI's newer models know only the longer name, other servers often only the older.
-    limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
-    body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
-    if settings.temperature is not None:
-        body["temperature"] = settings.temperature
-    return body
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What all modes send alike; documented at :class:`~lore_torchrl.advisors.chat.ChatAdvisor`."""
+
+    model: str
+    server: str = "openai"
+    temperature: float | None = None
+    max_tokens: int = 1024
+    votes: int = 8
+    smoothing: float = 0.1
+    min_label_mass: float = 0.01
+    send_image: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _labels(request: AdviceRequest) -> str:
-    if len(request.actions) > len(LABELS):
-        raise MalformedError(
-            f"{len(request.actions)} actions are more than the {len(LABELS)} letters."
-        )
-    return LABELS[: len(request.actions)]
+class Mode(Protocol):
+    """Asks one question and reads the answer."""
+
+    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
+        """Return the advice, with the answer as the server wrote it in ``raw``."""
+        ...
+
+
+class ProbeSchedule:
+    """Says which calls try everything, and which only one thing, after everything failed.
+
+    After a failed probe the next 8 calls try one thing, after the second 16, and so on up
+    to 512. So a lasting failure costs little more than one request a call.
+
+    Examples:
+        >>> schedule = ProbeSchedule()
+        >>> schedule.due()
+        True
+        >>> schedule.failed()
+        >>> [schedule.due() for _ in range(9)].index(True)
+        8
+    """
+
+    def __init__(self) -> None:
+        self.interval = 0
+        self._left = 0
+
+    def due(self) -> bool:
+        """Return whether this call is a probe; asked once a call."""
+        if self._left == 0:
+            return True
+        self._left -= 1
+        return False
+
+    def failed(self) -> None:
+        """Take note of a probe in which everything failed."""
+        # Probes at the same time fail together.
+        if self._left == 0:
+            self.interval = min(max(8, 2 * self.interval), 512)
+            self._left = self.interval
+
+    def answered(self) -> None:
+        """Take note of an answer: the next call is a probe."""
+        self.interval = self._left = 0
+
+
+class Forms:
+    """Forms of one request, tried in turn until the server takes one.
+
+    Forms before that one are not tried again. Where the server refuses all, later calls
+    try one, as a :class:`ProbeSchedule` says: the one that was taken before, else the
+    plainest.
+
+    Args:
+        names: The forms, the plainest last.
+        refusals: Statuses by which a server refuses a form.
+    """
+
+    def __init__(self, names: Sequence[str], refusals: Container[int]) -> None:
+        self.names = list(names)
+        self.refusals = refusals
+        self.proven = False
+        self._schedule = ProbeSchedule()
+
+    async def ask(self, send: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Return what the first form that is taken brings.
+
+        Raises:
+            AdviceError: As ``send`` does; if all forms are refused, the last refusal.
+        """
+        probe = self._schedule.due()
+        names = tuple(self.names) if probe else (self.names[0 if self.proven else -1],)
+        for name in names:
+            try:
+                answer = await send(name)
+            except StatusError as error:
+                if error.status not in self.refusals:
+                    raise
+                refusal = error
+                continue
+            self._schedule.answered()
+            # Only an answer proves that the refusals were about the form.
+            if probe and name in self.names:
+                del self.names[: self.names.index(name)]
+                self.proven = True
+            return answer
+        if probe:
+            self._schedule.failed()
+        raise refusal
 
 
 @dataclass
@@ -59,18 +160,19 @@ class LogprobsMode:
     that the model put on the letters together: low where it wanted to write something
     else. llama.cpp is held to the letters by a grammar, which makes the confidence 1; it
     gives probabilities after the grammar only with ``post_sampling_probs``, and unless its
-    samplers are off they are not the model's. A token that fits the grammar by chance it
-    takes without applying it, so that the probabilities are those of all tokens: hence the
-    letters' ``logit_bias``, which leaves nothing for the others and the letters' shares as
-    they are.
+    samplers are off they are not the model's. It takes a token that fits the grammar by
+    chance without applying it, with the probabilities of all tokens: hence the letters'
+    ``logit_bias``, which changes no ratio between them.
     """
 
     settings: ChatSettings
     template: PromptTemplate
 
-    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
+    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask once."""
-        labels = _labels(request)
+        labels = LABELS[: len(request.actions)]
+        if len(request.actions) > len(LABELS):
+            raise MalformedError(f"{len(request.actions)} actions are more than the letters.")
         body = _chat_body(self.settings, self.template, request, 1)
         body |= {"logprobs": True, "top_logprobs": 20}
         if self.settings.server == "llamacpp":
@@ -80,14 +182,9 @@ class LogprobsMode:
                 "post_sampling_probs": True,
                 **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
             }
-        choice = read_choices(
-            await post("/chat/completions", body | dict(self.settings.extra_body))
-        )[0]
-        positions = (choice.logprobs and choice.logprobs.content) or []
-        if not positions:
-            raise MalformedError("The server sent no logprobs, though they were asked for.")
+        answer = await post("/chat/completions", body | dict(self.settings.extra_body))
         mass = dict.fromkeys(labels, 0.0)
-        for token, probability in positions[0].top:
+        for token, probability in _first_token(_choices(answer)[0]):
             # Tokenizers mark a space before a word in their own ways.
             label = token.strip(" \t\n\u2581\u0120")
             if label in mass:
@@ -97,8 +194,8 @@ class LogprobsMode:
             raise MalformedError(
                 f"The model put only {total:.2g} of its probability on the letters."
             )
-        preference = Preference(logits_of(list(mass.values())), min(1.0, total))
-        return preference, json.dumps({name: round(value, 6) for name, value in mass.items()})
+        raw = json.dumps({label: round(value, 6) for label, value in mass.items()})
+        return Advice(logits_of(list(mass.values())), min(1.0, total), raw=raw)
 
 
 @dataclass
@@ -112,12 +209,11 @@ class JSONMode:
 
     settings: ChatSettings
     template: PromptTemplate
-    _formats: Forms = field(init=False)
 
     def __post_init__(self) -> None:
-        self._formats = Forms(("json_schema", "json_object", "text"), UNSUPPORTED_FIELD)
+        self._formats = Forms(("json_schema", "json_object", "text"), _UNSUPPORTED_FIELD)
 
-    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
+    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, once more for each format refused."""
         body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
         count = len(request.actions)
@@ -126,14 +222,187 @@ class JSONMode:
             asked = body | _response_format(name, count) | dict(self.settings.extra_body)
             return await post("/chat/completions", asked)
 
-        choice = read_choices(await self._formats.ask(send))[0]
-        text = read_text(choice)
+        choice = _choices(await self._formats.ask(send))[0]
+        text = _text_of(choice)
         try:
-            return parse_answer(text, request.actions), text
+            return replace(parse_answer(text, request.actions), raw=text)
         except MalformedError as error:
-            if choice.finish_reason == "length":
+            if choice.get("finish_reason") == "length":
                 raise type(error)(f"{error} It was cut off: raise max_tokens.") from None
             raise
+
+
+@dataclass
+class VoteMode:
+    """Several short answers: how often each action is named is the preference.
+
+    The logits are the logarithms of the smoothed frequencies, the confidence the fraction of
+    all votes, unreadable ones included, that the winner got. Asks for ``n`` answers at once,
+    and singly for those that do not come so, one before the others until one was answered.
+    """
+
+    settings: ChatSettings
+    template: PromptTemplate
+
+    def __post_init__(self) -> None:
+        names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
+        self._forms = Forms(names, _UNSUPPORTED_FIELD)
+
+    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
+        """Ask for all votes."""
+        votes = self.settings.votes
+        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
+        # Votes that cannot differ would say nothing.
+        body.setdefault("temperature", 1.0)
+        body |= dict(self.settings.extra_body)
+
+        async def send(form: str) -> dict[str, Any]:
+            wanted = {"n": votes} if form == "at_once" else {}
+            return await post("/chat/completions", body | wanted)
+
+        async def single() -> dict[str, Any] | AdviceError:
+            try:
+                return _choices(await send("singly"))[0]
+            except AdviceError as error:
+                return error
+
+        choices: list[dict[str, Any] | AdviceError] = []
+        if not (self._forms.proven and self._forms.names == ["singly"]):
+            choices += _choices(await self._forms.ask(send), votes)
+            if len(choices) == 1:
+                self._forms.names = ["singly"]
+        singles = await asyncio.gather(*(single() for _ in range(votes - len(choices))))
+        if not choices:
+            # Where every single request fails, the next question tries one before the others.
+            self._forms.proven = not all(isinstance(one, AdviceError) for one in singles)
+        errors = [one for one in singles if isinstance(one, AdviceError)]
+        counts = [0] * len(request.actions)
+        texts = []
+        for choice in (*choices, *singles):
+            if isinstance(choice, AdviceError):
+                continue
+            try:
+                texts.append(_text_of(choice))
+                logits = parse_answer(texts[-1], request.actions).logits
+            except MalformedError as error:
+                errors.append(error)
+                continue
+            counts[logits.index(max(logits))] += 1
+        if not any(counts):
+            raise errors[0]
+        smoothed = [count + self.settings.smoothing for count in counts]
+        logits = tuple(math.log(value / sum(smoothed)) for value in smoothed)
+        return Advice(logits, max(counts) / votes, raw=json.dumps(texts))
+
+
+@dataclass
+class DecisionsMode:
+    """A typed question, answered with the probability of each option and without text.
+
+    Two forms of the same idea, tried in turn until one is served:
+
+    - ``POST /v1/decisions``: ``input`` and a list of ``questions``, the answers a list with
+      ``probabilities`` as ``{"value", "probability"}``. Field names follow the types of
+      openai-python (October 2026) and SGLang's documentation.
+    - ``POST /v1/systemone``: ``state`` and named ``questions`` with ``criteria``, the
+      answers named too, with ``probabilities`` by option. Field names follow the published
+      references of that format, and the messages of llama.cpp's server, which Ollama has
+      taken up as well.
+
+    Verified against a running llama.cpp: the path, and its status 501 for a model that is
+    no decision model. No answer of a decision model has been seen here; the reader takes
+    either form from either path, and a refusal or another shape is an error.
+    The confidence is the answer's own, else the largest probability.
+    """
+
+    settings: ChatSettings
+    template: PromptTemplate
+
+    def __post_init__(self) -> None:
+        paths = ["/decisions", "/systemone"]
+        if self.settings.server in ("llamacpp", "ollama"):
+            paths.reverse()
+        self._paths = Forms(paths, UNSUPPORTED)
+
+    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
+        """Ask, at the second path where the first is not served."""
+
+        async def send(path: str) -> dict[str, Any]:
+            form = self._decisions_form if path == "/decisions" else self._systemone_form
+            return await post(path, {"model": self.settings.model, **form(request)})
+
+        return _read_decision(await self._paths.ask(send), request.actions)
+
+    def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
+        text = str(self.template.render(request))
+        content: Any = text
+        if (image := _image(self.settings, request)) is not None:
+            parts = [
+                {"type": "input_text", "text": text},
+                {"type": "input_image", "image_url": image},
+            ]
+            content = [{"type": "message", "role": "user", "content": parts}]
+        choices: list[dict[str, str]] = [{"value": action} for action in request.actions]
+        for choice, meaning in zip(choices, request.action_meanings, strict=False):
+            choice["description"] = meaning
+        question = {
+            "type": "choice",
+            "name": "action",
+            "instructions": self.template.ask(request),
+            "choices": choices,
+        }
+        return {"input": content, "questions": [question]}
+
+    def _systemone_form(self, request: AdviceRequest) -> dict[str, Any]:
+        meanings = request.action_meanings or request.actions
+        question = {
+            "type": "choice",
+            "instructions": self.template.ask(request),
+            "criteria": dict(zip(request.actions, meanings, strict=True)),
+        }
+        form = {"state": str(self.template.render(request)), "questions": {"action": question}}
+        if (image := _image(self.settings, request)) is not None:
+            form["images"] = [image]
+        return form
+
+
+# From what tells most about the model to what any server can do.
+MODES: dict[str, type] = {
+    "decisions": DecisionsMode,
+    "logprobs": LogprobsMode,
+    "json": JSONMode,
+    "vote": VoteMode,
+}
+
+
+# ---- what is sent ----
+
+
+def _chat_body(
+    settings: ChatSettings, template: PromptTemplate, request: AdviceRequest, max_tokens: int
+) -> dict[str, Any]:
+    prompt = template.render(request)
+    content: Any = prompt.user
+    if (image := _image(settings, request)) is not None:
+        content = [
+            {"type": "text", "text": prompt.user},
+            {"type": "image_url", "image_url": {"url": image}},
+        ]
+    messages = [{"role": "user", "content": content}]
+    if prompt.system:
+        messages.insert(0, {"role": "system", "content": prompt.system})
+    # OpenAI's newer models know only the longer name, other servers often only the older.
+    limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
+    body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
+    if settings.temperature is not None:
+        body["temperature"] = settings.temperature
+    return body
+
+
+def _image(settings: ChatSettings, request: AdviceRequest) -> str | None:
+    if not settings.send_image or request.image is None:
+        return None
+    return f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
 
 
 def _response_format(name: str, count: int) -> dict[str, Any]:
@@ -160,87 +429,90 @@ def _advice_schema(count: int) -> dict[str, Any]:
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
-    required = list(properties)
     return {
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": list(properties),
         "additionalProperties": False,
     }
 
 
-@dataclass
-class VoteMode:
-    """Several short answers: how often each action is named is the preference.
-
-    The logits are the logarithms of the smoothed frequencies, the confidence the share of
-    all votes, spoilt ones included, that the winner got. Asks for ``n`` answers at once,
-    and singly for those that do not come so, one before the others until one was answered.
-    """
-
-    settings: ChatSettings
-    template: PromptTemplate
-    _forms: Forms = field(init=False)
-
-    def __post_init__(self) -> None:
-        names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
-        self._forms = Forms(names, UNSUPPORTED_FIELD)
-
-    async def ask(self, post: Post, request: AdviceRequest) -> tuple[Preference, str]:
-        """Ask for all votes."""
-        votes = self.settings.votes
-        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
-        # Votes that cannot differ would say nothing.
-        body.setdefault("temperature", 1.0)
-        body |= dict(self.settings.extra_body)
-
-        async def send(form: str) -> dict[str, Any]:
-            wanted = {"n": votes} if form == "at_once" else {}
-            return await post("/chat/completions", body | wanted)
-
-        choices: list[Choice] = []
-        if not (self._forms.proven and self._forms.names == ["singly"]):
-            choices = read_choices(await self._forms.ask(send), votes)
-            if len(choices) == 1:
-                self._forms.names = ["singly"]
-        singles = await asyncio.gather(
-            *(_settled(send("singly")) for _ in range(votes - len(choices)))
-        )
-        if not choices:
-            self._forms.proven = not all(isinstance(single, AdviceError) for single in singles)
-        errors = [single for single in singles if isinstance(single, AdviceError)]
-        counts = [0] * len(request.actions)
-        texts = []
-        for single in (*choices, *singles):
-            if isinstance(single, AdviceError):
-                continue
-            try:
-                choice = single if isinstance(single, Choice) else read_choices(single)[0]
-                text = read_text(choice)
-                texts.append(text)
-                logits = parse_answer(text, request.actions).logits
-            except MalformedError as error:
-                errors.append(error)
-                continue
-            counts[logits.index(max(logits))] += 1
-        if not any(counts):
-            raise errors[0]
-        smoothed = [count + self.settings.smoothing for count in counts]
-        logits = tuple(math.log(value / sum(smoothed)) for value in smoothed)
-        return Preference(logits, max(counts) / votes), json.dumps(texts)
+# ---- what came ----
 
 
-async def _settled(answer: Awaitable[dict[str, Any]]) -> dict[str, Any] | AdviceError:
-    try:
-        return await answer
-    except AdviceError as error:
-        return error
+def _choices(data: Mapping[str, Any], most: int = 1) -> list[dict[str, Any]]:
+    """Return the first answers, of which there is at least one and are at most ``most``."""
+    choices = required(data, "choices", list)
+    if not choices:
+        raise EmptyAnswerError("The server sent no choices.")
+    return choices[:most]
 
 
-# From what tells most about the model to what any server can do.
-MODES: dict[str, type] = {
-    "decisions": DecisionsMode,
-    "logprobs": LogprobsMode,
-    "json": JSONMode,
-    "vote": VoteMode,
-}
+def _text_of(choice: dict[str, Any]) -> str:
+    """Return what the model wrote, which is not nothing."""
+    message = required(choice, "message", dict)
+    if member(message, "refusal", str):
+        raise MalformedError("The model refused to answer.")
+    content = member(message, "content", str)
+    if not content:
+        reason = shown(member(choice, "finish_reason", str) or "", 60)
+        reason = f" (finish_reason {reason})" if reason else ""
+        raise EmptyAnswerError(f"The answer has no text{reason}.")
+    # JSON can escape halves of characters, which no file and no database takes.
+    return content.encode(errors="replace").decode()
+
+
+def _first_token(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the tokens that an answer might have begun with, with their probabilities."""
+    logprobs = member(choice, "logprobs", dict) or {}
+    positions = member(logprobs, "content", list)
+    if not positions:
+        raise MalformedError("The server sent no logprobs, though they were asked for.")
+    listed = member(positions[0], "top_logprobs", list) or member(positions[0], "top_probs", list)
+    listed = (listed or [])[:_MOST_TOKENS]
+    found = [(member(each, "token", str) or "", _probability(each)) for each in listed]
+    total = sum(probability for _, probability in found)
+    if total > _LARGEST_PROBABILITY:
+        raise MalformedError(f"The tokens' probabilities add up to {total:g}.")
+    return found
+
+
+def _probability(token: dict[str, Any]) -> float:
+    value = member(token, "prob", int, float)
+    if value is None:
+        logprob = member(token, "logprob", int, float)
+        if logprob is None:
+            raise MalformedError("A token came without its probability.")
+        # Impossible tokens come as minus infinity or -9999; large ones must not overflow.
+        value = logprob if logprob == math.inf else math.exp(max(min(logprob, 700.0), -1e6))
+    value = number(value, "probabilities")
+    if not 0.0 <= value <= _LARGEST_PROBABILITY:
+        raise MalformedError(f"A token's probability must lie in [0, 1], got {value:g}.")
+    return value
+
+
+def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Advice:
+    answers = required(data, "answers", list, dict)
+    if not answers:
+        raise EmptyAnswerError("The server sent no answers.")
+    answer = next(iter(answers.values() if isinstance(answers, dict) else answers))
+    if member(answer, "type", str) == "refusal":
+        raise MalformedError("The model refused to answer.")
+    listed = required(answer, "probabilities", list, dict)
+    # Before any is read: a body may hold a megabyte of them.
+    if len(listed) > len(actions):
+        raise MalformedError(f"{len(listed)} probabilities for {len(actions)} actions.")
+    if isinstance(listed, list):
+        values = (member(each, "value", str, bool) for each in listed)
+        listed = {
+            str(value): each.get("probability") for value, each in zip(values, listed, strict=True)
+        }
+    if set(listed) != set(actions):
+        names = shown(", ".join(sorted(listed)), 60)
+        raise MalformedError(f"Probabilities of '{names}' where others were asked for.")
+    found = {action: number(listed[action], "probabilities") for action in actions}
+    logits = logits_of(list(found.values()))
+    confidence = confidence_of(answer)
+    if confidence is None:
+        confidence = max_probability(logits)
+    return Advice(logits, confidence, raw=json.dumps(found))

@@ -1,4 +1,4 @@
-"""Reads what models write, in the shapes that they write it, as a preference over actions."""
+"""Reads what models write, in the shapes that they write it, as advice."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-try:
-    from pydantic import AliasChoices, BaseModel, ConfigDict, Field
-except ImportError as err:
-    raise ImportError(
-        "Reading answers of language models needs pydantic: pip install 'lore-torchrl[http]'."
-    ) from err
-
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import (
     EmptyAnswerError,
     MalformedError,
@@ -23,7 +16,6 @@ from lore_torchrl.advisors.errors import (
     NotJSONError,
 )
 from lore_torchrl.advisors.redaction import shown
-from lore_torchrl.advisors.wire import Bounded, validated
 
 LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # What an action has that got no probability at all: about e to the -9.
@@ -33,9 +25,8 @@ NAMED_ACTION_LOGIT = 3.0
 # Far beyond any preference; within it, float32 and softmax stay exact enough.
 MAX_LOGIT = 1e4
 
-# Strict: true and "0.8" are no numbers. NaN passes here, to get an error of its own kind.
-_Number = Annotated[float, Field(strict=True, allow_inf_nan=True)]
-_Values = Annotated[list[_Number] | dict[str, _Number], Bounded]
+_PROBABILITIES = ("probabilities", "probs")
+_ACTION = ("action", "answer", "choice", "label")
 # The regular expression engine holds the GIL, so that no deadline ends it: each pattern
 # here takes time linear in the text.
 _THOUGHT_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
@@ -51,43 +42,7 @@ _MAX_CANDIDATES = 50
 _MAX_READS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """What an answer says.
-
-    Args:
-        logits: One finite number for each action.
-        confidence: From 0 to 1.
-    """
-
-    logits: tuple[float, ...]
-    confidence: float
-
-
-class _Prior(BaseModel):
-    """One preference, in one of its shapes. Fields beside these are of no interest."""
-
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
-
-    logits: _Values | None = None
-    probabilities: _Values | None = Field(
-        default=None, validation_alias=AliasChoices("probabilities", "probs")
-    )
-    action: Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True)] | None = Field(
-        default=None, validation_alias=AliasChoices("action", "answer", "choice", "label")
-    )
-    confidence: _Number | None = None
-
-    @property
-    def says_nothing(self) -> bool:
-        return self.logits is None and self.probabilities is None and self.action is None
-
-
-class _Answer(_Prior):
-    action_prior: _Prior | None = None
-
-
-def parse_answer(text: str, actions: Sequence[str]) -> Preference:
+def parse_answer(text: str, actions: Sequence[str]) -> Advice:
     """Read an answer's text.
 
     Understood are JSON objects, plain, in a code fence or amid other text, with
@@ -117,7 +72,7 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
 
     Examples:
         >>> parse_answer('Sure: {"logits": [0, 2], "confidence": 0.9}', ("left", "right"))
-        Preference(logits=(0.0, 2.0), confidence=0.9)
+        Advice(logits=(0.0, 2.0), confidence=0.9)
         >>> parse_answer("B", ("left", "right")).logits
         (0.0, 3.0)
     """
@@ -132,7 +87,7 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
     )
     for value in _objects(text):
         try:
-            return read_preference(value, actions)
+            return _read_object(value, actions)
         except MalformedError as err:
             # The first object that was meant as the answer tells what is wrong with it.
             if isinstance(error, NotJSONError):
@@ -140,41 +95,81 @@ def parse_answer(text: str, actions: Sequence[str]) -> Preference:
     raise error
 
 
-def read_preference(value: Mapping[str, Any], actions: Sequence[str]) -> Preference:
-    """Read a JSON object in one of the shapes that :func:`parse_answer` lists."""
-    answer = validated(_Answer, value, most=len(actions))
-    prior = answer
-    if answer.action_prior is not None and not answer.action_prior.says_nothing:
-        prior = answer.action_prior
-    confidence = answer.confidence if prior.confidence is None else prior.confidence
-    if confidence is not None:
-        _check_finite((confidence,), "confidence")
-        if not 0.0 <= confidence <= 1.0:
-            raise MalformedError(f"confidence must lie in [0, 1], got {confidence:g}.")
-    if prior.logits is not None:
-        logits = _in_order(prior.logits, actions, "logits")
+def _read_object(answer: Mapping[str, Any], actions: Sequence[str]) -> Advice:
+    prior = member(answer, "action_prior", dict) or {}
+    if all(prior.get(name) is None for name in ("logits", *_PROBABILITIES, *_ACTION)):
+        prior = answer
+    stated = answer if prior.get("confidence") is None else prior
+    confidence = confidence_of(stated)
+    if (logits := member(prior, "logits", list, dict)) is not None:
+        logits = _in_order(logits, actions, "logits")
         if max(map(abs, logits)) > MAX_LOGIT:
             raise MalformedError(f"logits must lie in [-{MAX_LOGIT:g}, {MAX_LOGIT:g}].")
-    elif prior.probabilities is not None:
-        values = _in_order(prior.probabilities, actions, "probabilities", missing=0.0)
-        logits = logits_of(values)
-    elif prior.action is not None:
-        index = find_action(prior.action, actions)
+    elif (weights := _first(prior, _PROBABILITIES, list, dict)) is not None:
+        logits = logits_of(_in_order(weights, actions, "probabilities", missing=0.0))
+    elif (said := _first(prior, _ACTION, int, str)) is not None:
+        index = find_action(said, actions)
         if index is None:
-            raise MalformedError(f"No action is called '{shown(str(prior.action), 60)}'.")
+            raise MalformedError(f"No action is called '{shown(str(said), 60)}'.")
         return _named(index, len(actions), confidence)
     else:
-        raise MalformedError(f"None of the known fields among '{shown(', '.join(value), 60)}'.")
-    return Preference(logits, max_probability(logits) if confidence is None else confidence)
+        raise MalformedError(f"None of the known fields among '{shown(', '.join(answer), 60)}'.")
+    return Advice(logits, max_probability(logits) if confidence is None else confidence)
+
+
+def member(owner: Any, name: str, *kinds: type) -> Any:
+    """Return a JSON object's member, ``None`` where it is absent or null.
+
+    Args:
+        owner: What should be an object.
+        name: Name of the member.
+        kinds: Types that it may have; ``bool`` is no ``int`` here.
+
+    Raises:
+        MalformedError: If the owner is no object, or the member is of another type.
+    """
+    value = owner.get(name) if isinstance(owner, dict) else owner
+    known = type(value) in kinds or value is None
+    if not isinstance(owner, dict) or not known:
+        raise MalformedError(f"Unexpected shape at '{name}': {type(value).__name__}.")
+    return value
+
+
+def required(owner: Any, name: str, *kinds: type) -> Any:
+    """Return a JSON object's :func:`member`, which must be there."""
+    value = member(owner, name, *kinds)
+    if value is None:
+        raise MalformedError(f"The answer has no '{name}'.")
+    return value
+
+
+def number(value: Any, name: str) -> float:
+    """Return a JSON number as a finite float.
+
+    Raises:
+        MalformedError: If it is none; ``NotFiniteError`` for NaN and infinity.
+    """
+    if type(value) not in (int, float):
+        raise MalformedError(f"{name} must be numbers, got {type(value).__name__}.")
+    if isinstance(value, int) and abs(value) > 1 << 64:
+        raise MalformedError(f"{name} are out of range.")
+    if not math.isfinite(value):
+        raise NotFiniteError(f"{name} must be finite numbers.")
+    return float(value)
+
+
+def confidence_of(answer: Mapping[str, Any]) -> float | None:
+    """Return the confidence that an answer states, ``None`` where it states none."""
+    value = answer.get("confidence")
+    return None if value is None else number(value, "confidence")
 
 
 def logits_of(probabilities: Sequence[float]) -> tuple[float, ...]:
     """Return the logarithms of weights made to add up to 1, none below :data:`PROBABILITY_FLOOR`.
 
     Raises:
-        MalformedError: If one is negative or not finite, or all are 0.
+        MalformedError: If one is negative, or all are 0.
     """
-    _check_finite(probabilities, "probabilities")
     total = sum(probabilities)
     if min(probabilities) < 0.0 or not 0.0 < total < math.inf:
         raise MalformedError("probabilities must not be negative, nor all 0.")
@@ -188,7 +183,7 @@ def max_probability(logits: Sequence[float]) -> float:
 
 
 def find_action(said: str | int, actions: Sequence[str]) -> int | None:
-    """Return the action that a name, index or letter stands for, else ``None``.
+    """Return the index of the action that a name, index or letter means, else ``None``.
 
     Examples:
         >>> find_action("**Action: Right**.", ("left", "right"))
@@ -196,51 +191,51 @@ def find_action(said: str | int, actions: Sequence[str]) -> int | None:
         >>> find_action("I would go right", ("left", "right")) is None
         True
     """
-    return _find(said, _by_name(actions), len(actions))
-
-
-def _find(said: str | int, by_name: Mapping[str, int], count: int) -> int | None:
     if isinstance(said, int):
-        return said if 0 <= said < count else None
+        return said if 0 <= said < len(actions) else None
     word = said.strip().strip(_AROUND_NAMES)
     if lead_in := _LEAD_IN.match(word):
         word = word[lead_in.end() :].strip(_AROUND_NAMES)
-    index = by_name.get(_canonical(word))
-    if index is None and len(word) == 1 and word.isascii():
-        index = LABELS[:count].find(word.upper())
-        index = None if index < 0 else index
+    names = [_canonical(action) for action in actions]
+    if (name := _canonical(word)) in names:
+        return names.index(name)
+    index = None
+    if len(word) == 1 and word.isascii() and word.isalpha():
+        index = LABELS.index(word.upper())
     # Longer digit strings are no index, and int() refuses them by the thousand.
-    if index is None and len(word) < 10 and word.isascii() and word.isdigit():
-        index = int(word) if int(word) < count else None
-    return index
-
-
-def _by_name(actions: Sequence[str]) -> dict[str, int]:
-    # Backwards, so that of equal names the first stays.
-    return {_canonical(action): index for index, action in reversed([*enumerate(actions)])}
+    elif len(word) < 10 and word.isascii() and word.isdigit():
+        index = int(word)
+    return index if index is not None and index < len(actions) else None
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
 
 
-def _named(index: int, count: int, confidence: float | None) -> Preference:
+def _named(index: int, count: int, confidence: float | None) -> Advice:
     logits = tuple(NAMED_ACTION_LOGIT if i == index else 0.0 for i in range(count))
-    return Preference(logits, max_probability(logits) if confidence is None else confidence)
+    return Advice(logits, max_probability(logits) if confidence is None else confidence)
+
+
+def _first(owner: Mapping[str, Any], names: Sequence[str], *kinds: type) -> Any:
+    found = (member(owner, name, *kinds) for name in names)
+    return next((value for value in found if value is not None), None)
 
 
 def _in_order(
-    values: list[float] | dict[str, float],
+    values: list[Any] | dict[str, Any],
     actions: Sequence[str],
     name: str,
     *,
     missing: float | None = None,
 ) -> tuple[float, ...]:
+    # Before any is read: a body may hold a megabyte of them.
+    if len(values) > len(actions):
+        raise MalformedError(f"{name}: {len(values)} numbers for {len(actions)} actions.")
     if isinstance(values, dict):
-        by_name = _by_name(actions)
-        by_index: dict[int, float] = {}
+        by_index: dict[int, Any] = {}
         for key, value in values.items():
-            index = _find(key, by_name, len(actions))
+            index = find_action(key, actions)
             if index is None:
                 raise MalformedError(f"{name}: no action is called '{shown(key, 60)}'.")
             by_index[index] = value
@@ -250,13 +245,7 @@ def _in_order(
         values = [by_index.get(i, missing) for i in range(len(actions))]
     if len(values) != len(actions):
         raise MalformedError(f"{name}: {len(values)} numbers for {len(actions)} actions.")
-    _check_finite(values, name)
-    return tuple(float(value) for value in values)
-
-
-def _check_finite(values: Sequence[float], name: str) -> None:
-    if not all(math.isfinite(value) for value in values):
-        raise NotFiniteError(f"{name} must be finite numbers.")
+    return tuple(number(value, name) for value in values)
 
 
 def _without_thoughts(text: str) -> str:
@@ -271,7 +260,7 @@ def _without_thoughts(text: str) -> str:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in a text, the likeliest to be the answer first."""
-    # Every second part stands in a fence; the last has no end.
+    # Every second part is fenced; the last fence may have no end.
     fences = text.split("```")[1:-1:2]
     for candidate in (text, *fences[:_MAX_CANDIDATES]):
         if candidate is not text:

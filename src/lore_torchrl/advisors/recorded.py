@@ -1,15 +1,29 @@
-"""Recording what an advisor answers, and answering from the recording alone."""
+"""Recording what an advisor answers, and answering from the recording alone.
+
+A recording is one SQLite file, written by :class:`RecordingAdvisor`, with one row an answer;
+:class:`RecordedAdvisor` reads these, and JSON Lines that anything may have written.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import math
 import os
+import sqlite3
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two runs may get into one file
+    fcntl = None
 
 import numpy as np
 
@@ -19,40 +33,97 @@ from lore_torchrl.advisors.errors import (
     DeadlineError,
     FatalAdviceError,
     NotRecordedError,
-)
-from lore_torchrl.advisors.recording import (
-    RecordedAnswer,
-    Recording,
-    error_kind,
+    Usage,
     error_of_kind,
-    read_recording,
+    safe_kind,
 )
-from lore_torchrl.advisors.redaction import secrets_of
+from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
+from lore_torchrl.advisors.redaction import redact, remember, secrets_of
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
+# Marks the file as ours, so that no other program's database is written into.
+_APPLICATION_ID = 0x4C6F5272
+_FORMAT = "lore_torchrl recording 1"
+# In one transaction, since other processes may begin at the same time.
+_BEGIN = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS recording (format TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS answers (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which answers came
+    cache_key TEXT NOT NULL,
+    model TEXT NOT NULL,
+    mission TEXT NOT NULL,
+    description TEXT NOT NULL,             -- the request's text
+    actions TEXT NOT NULL,                 -- JSON list
+    logits TEXT,                           -- JSON list; NULL where there was no advice
+    confidence REAL,
+    raw TEXT NOT NULL,                     -- the answer as it came, cut at 65,536 characters
+    error_kind TEXT,                       -- NULL where nothing went wrong
+    error_status INTEGER,
+    error_message TEXT,
+    raised INTEGER NOT NULL,               -- 1: the error failed the whole batch
+    latency_s REAL NOT NULL,               -- of the batch
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cost REAL NOT NULL,
+    time REAL NOT NULL                     -- seconds since 1970
+);
+CREATE INDEX IF NOT EXISTS answers_by_key ON answers (cache_key);
+INSERT INTO recording SELECT '{_FORMAT}' WHERE NOT EXISTS (SELECT 1 FROM recording);
+PRAGMA application_id = {_APPLICATION_ID};
+COMMIT;
+"""
+_COLUMNS = (
+    *("cache_key", "model", "mission", "description", "actions", "logits", "confidence"),
+    *("raw", "error_kind", "error_status", "error_message", "raised", "latency_s"),
+    *("prompt_tokens", "completion_tokens", "cost", "time"),
+)
+_INSERT = f"INSERT INTO answers ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_NULL, _NUMBER = type(None), (int, float)
+# What is read of a row, and its types.
+_READ: dict[str, tuple[type, ...]] = {
+    "cache_key": (str,),
+    "actions": (str,),
+    "logits": (str, _NULL),
+    "confidence": (*_NUMBER, _NULL),
+    "raw": (str,),
+    "error_kind": (str, _NULL),
+    "error_status": (int, _NULL),
+    "error_message": (str, _NULL),
+    "raised": (int,),
+    "prompt_tokens": (int,),
+    "completion_tokens": (int,),
+    "cost": _NUMBER,
+}
+# Characters that are kept of an error's message, and of an answer's raw text.
+_LONGEST_MESSAGE = 1000
+_LONGEST_RAW = 65_536
+# Advisors report strange numbers; SQLite's integers have 64 bits.
+_MOST_TOKENS = 2**53
+_NEEDED = {
+    "abstract_state": "coarse_key(), which it does not have",
+    "view": "facts 'view' and 'direction', which it does not give",
+}
 
 
-def model_name(advisor: object) -> str:
-    """Return the name of the model that an advisor asks, or of the advisor's class.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One answer of a recording.
 
-    Wrappers are looked through by their ``advisor`` attribute.
-
-    Examples:
-        >>> class Chat:
-        ...     model = "some-model"
-        >>> model_name(Chat())
-        'some-model'
+    Args:
+        answer: Advice, an error, or ``None`` where the advisor had nothing to say.
+        raised: Whether the error was raised, which fails the whole batch.
+            Default: ``False``.
+        actions: Names of the actions that were asked about; empty where the recording
+            does not say. Default: empty.
     """
-    # Bounded: a wrapper that wraps itself must not hang the run.
-    for _ in range(32):
-        for name in (getattr(advisor, "model_name", None), getattr(advisor, "model", None)):
-            if isinstance(name, str) and name:
-                return name
-        inner = getattr(advisor, "advisor", None)
-        if inner is None:
-            break
-        advisor = inner
-    return type(advisor).__name__
+
+    answer: Advice | AdviceError | None
+    raised: bool = False
+    actions: tuple[str, ...] = ()
+
+
+# ---- recording ----
 
 
 class RecordingAdvisor:
@@ -60,25 +131,29 @@ class RecordingAdvisor:
 
     A row holds the request's text, cache key and actions, the model's name, the answer or
     the error, the latency of its batch, tokens and cost, in the order in which the
-    answers came. What the wrapped advisor returns or raises passes through unchanged.
-    Several calls may be under way at once, in one process or in many. Keys and passwords
-    that stand in the advisor's settings, in the environment or in a message are blotted
-    out of every text (:func:`~lore_torchrl.advisors.redaction.redact`).
+    answers came. What the wrapped advisor returns or raises passes through unchanged. Keys and
+    passwords that the advisor's settings, the environment or a message hold are redacted in
+    every text (:func:`~lore_torchrl.advisors.redaction.redact`).
+
+    Several calls may be under way at once, in one process or in many. Each batch is one
+    transaction: a process that is killed loses no answer that was returned and leaves no half
+    of one. The file is complete by itself after :meth:`close`; before, it may have a ``-wal``
+    file beside it that belongs to it. A ``-lock`` file beside it keeps other runs out.
 
     Args:
         advisor: Whom to ask.
-        path: The file; see :class:`~lore_torchrl.advisors.recording.Recording`.
+        path: The file. It and its folder are made where missing.
 
     Keyword Args:
-        append: Whether a file that holds answers already may be added to.
-            Default: ``True``.
+        append: Whether a file that holds answers already may be added to, as others may do
+            at the same time; if not, this recorder alone writes. Default: ``True``.
 
     Raises:
         TypeError: If ``advisor`` has no ``advise``.
         FileExistsError: If the file holds answers and ``append`` is false, or another
             recorder has it for itself.
         ValueError: If the file is no recording, or the one that ``advisor`` answers from or
-            records to.
+            records to. It is left as it is.
 
     Examples:
         >>> import asyncio, tempfile
@@ -102,13 +177,52 @@ class RecordingAdvisor:
             raise TypeError(
                 f"RecordingAdvisor needs an advisor with an async `advise`, got {advisor!r}."
             )
-        if Path(path).expanduser().resolve() in _recordings_of(advisor):
+        self.advisor = advisor
+        self.path = Path(path).expanduser().resolve()
+        kinds = (RecordedAdvisor, RecordingAdvisor)
+        files = {one.path.resolve() for one in _wrapped(advisor) if isinstance(one, kinds)}
+        if self.path in files:
             raise ValueError(
                 f"The advisor's own answers are in {str(path)!r}, which can therefore not be "
                 "recorded to: give record= another path."
             )
-        self.advisor = advisor
-        self.recording = Recording(path, append=append)
+        if self.path.is_dir():
+            raise ValueError(f"A recording is a file, {str(self.path)!r} is a folder.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            new = _is_new(self.path)
+            self._connect(_claim(self.path, shared=append))
+            if new:
+                self._database.executescript(_BEGIN)
+            (count,) = self._database.execute("SELECT COUNT(*) FROM answers").fetchone()
+        except sqlite3.Error as err:
+            raise ValueError(
+                f"{str(self.path)!r} is no recording that can be written to ({err}). Give "
+                "another path."
+            ) from err
+        if count and not append:
+            self._closer()
+            raise FileExistsError(
+                f"The recording {str(self.path)!r} holds {count} answers already: two runs in "
+                "one file cannot be repeated. Give another path, or resume that run."
+            )
+
+    def _connect(self, claim: IO[str] | None) -> None:
+        # The lock, not SQLite, keeps threads apart.
+        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._database = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
+        # Closing merges the WAL, also at the end of a process that forgot to.
+        self._closer = weakref.finalize(self, _close, self._database, claim, self._pid)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=NORMAL")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"advisor": self.advisor, "path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # The original's claim counts for its copies.
+        self._connect(None)
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
         """Return the wrapped advisor's answers, each of them recorded."""
@@ -130,31 +244,43 @@ class RecordingAdvisor:
             error = error_of_kind("wrong_answer_count", "not one answer a question")
             self._record_failure(requests, error, start)
         else:
-            self._record([_recorded(answer) for answer in answers], requests, start)
+            self._record(requests, [_entry(answer) for answer in answers], start)
         return answers
 
     def _record_failure(
         self, requests: Sequence[AdviceRequest], error: Exception, start: float
     ) -> None:
-        if not isinstance(error, AdviceError):
-            error = error_of_kind(error_kind(error), str(error))
-        failed = [RecordedAnswer(error, raised=True)]
-        # One error failed the batch: what it cost stands in the first row alone.
-        free = error_of_kind(error.kind, str(error), status=getattr(error, "status", None))
-        failed += [RecordedAnswer(free, raised=True)] * (len(requests) - 1)
-        self._record(failed[: len(requests)], requests, start)
+        own = error if isinstance(error, AdviceError) else None
+        kind = safe_kind(getattr(error, "kind", type(error).__name__))
+        failed = (
+            error_of_kind(kind, str(error), status=getattr(own, "status", None), usage=usage)
+            for usage in (getattr(own, "usage", None), None)
+        )
+        # One error failed the batch: its cost is in the first row alone.
+        paid, free = (Entry(each, raised=True) for each in failed)
+        self._record(requests, [paid, *[free] * (len(requests) - 1)][: len(requests)], start)
 
     def _record(
-        self, answers: list[RecordedAnswer], requests: Sequence[AdviceRequest], start: float
+        self, requests: Sequence[AdviceRequest], entries: list[Entry], start: float
     ) -> None:
-        self.recording.append(
-            requests,
-            answers,
-            model=model_name(self.advisor),
-            latency_s=time.perf_counter() - start,
-            # Anew each time: a client may read its key when it is first used.
-            secrets=secrets_of(self.advisor),
-        )
+        latency_s, model = time.perf_counter() - start, model_name(self.advisor)
+        # Anew each time: a client may read its key when it is first used.
+        remember(*secrets_of(self.advisor))
+        rows = [
+            _row(request, entry, model, latency_s)
+            for request, entry in zip(requests, entries, strict=True)
+        ]
+        try:
+            if self._pid != os.getpid():
+                # SQLite's connections do not survive a fork.
+                self._connect(None)
+            with self._lock, self._database:
+                self._database.executemany(_INSERT, rows)
+        except sqlite3.Error as err:
+            raise FatalAdviceError(
+                f"The recording {str(self.path)!r} cannot be written: {err}. Make room or give "
+                "another path; without record= the run needs none."
+            ) from err
 
     @property
     def cache_prefix(self) -> str:
@@ -163,16 +289,14 @@ class RecordingAdvisor:
 
     async def aclose(self) -> None:
         """Close the wrapped advisor's connections; the recording stays open."""
-        aclose = getattr(self.advisor, "aclose", None)
-        if callable(aclose):
-            await aclose()
+        if hasattr(self.advisor, "aclose"):
+            await self.advisor.aclose()
 
     def close(self) -> None:
         """Close the recording, and the wrapped advisor where it can be closed."""
-        self.recording.close()
-        close = getattr(self.advisor, "close", None)
-        if callable(close):
-            close()
+        self._closer()
+        if hasattr(self.advisor, "close"):
+            self.advisor.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped advisor's state, so that a recorder may come or go at a resume."""
@@ -184,33 +308,98 @@ class RecordingAdvisor:
             self.advisor.load_state_dict(state_dict)
 
 
-def _recordings_of(advisor: object) -> set[Path]:
-    """Return the files that an advisor, or one that it wraps, answers from or records to."""
-    found, seen, pending = set(), set(), [advisor]
+def model_name(advisor: object) -> str:
+    """Return the name of the model that an advisor asks, or of the innermost advisor's class.
+
+    Examples:
+        >>> class Chat:
+        ...     model = "some-model"
+        >>> model_name(Chat())
+        'some-model'
+    """
+    for one in _wrapped(advisor):
+        for name in (getattr(one, "model_name", None), getattr(one, "model", None)):
+            if isinstance(name, str) and name:
+                return name
+    return type(one).__name__
+
+
+def _wrapped(advisor: object) -> Iterator[object]:
+    """Yield an advisor and those that it wraps, each once."""
+    seen, pending = set(), [advisor]
     while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, RecordedAdvisor):
-            found.add(one.path.resolve())
-        elif isinstance(one, RecordingAdvisor):
-            found.add(one.recording.path)
-        pending += [getattr(one, name, None) for name in ("advisor", "before", "after")]
-    return found
+        one = pending.pop(0)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            pending += [getattr(one, name, None) for name in ("advisor", "before", "after")]
 
 
-def _recorded(answer: Any) -> RecordedAnswer:
+def _entry(answer: Any) -> Entry:
     if answer is None or isinstance(answer, (Advice, AdviceError)):
-        return RecordedAnswer(answer)
+        return Entry(answer)
     message = f"{type(answer).__name__} where Advice was expected"
-    return RecordedAnswer(error_of_kind("wrong_type", message))
+    return Entry(error_of_kind("wrong_type", message))
 
 
-_NEEDED = {
-    "abstract_state": "coarse_key(), which it does not have",
-    "view": "facts 'view' and 'direction', which it does not give",
-}
+def _close(database: sqlite3.Connection, claim: IO[str] | None, pid: int) -> None:
+    if pid == os.getpid():
+        database.close()
+        if claim is not None:
+            # By name: a forked process still has the file open.
+            fcntl.flock(claim, fcntl.LOCK_UN)
+            claim.close()
+
+
+def _claim(path: Path, *, shared: bool) -> IO[str] | None:
+    """Keep other recorders out of a file, or with ``shared`` those that want it alone."""
+    if fcntl is None:
+        return None
+    claim = Path(f"{path}-lock").open("a")  # noqa: SIM115 - as long as the recorder lives
+    try:
+        fcntl.flock(claim, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError as err:
+        claim.close()
+        raise FileExistsError(
+            f"Another run is recording to {str(path)!r}: two runs in one file cannot be "
+            "repeated. Give another path, or wait until that run has ended."
+        ) from err
+    except OSError:
+        # A network file system that keeps no locks.
+        claim.close()
+        return None
+    return claim
+
+
+def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> tuple[Any, ...]:
+    def clean(text: str, limit: int | None = None) -> str:
+        # Half an emoji, as JSON may hold it, is no text to SQLite.
+        return redact(text, limit=limit).encode("utf-8", "replace").decode()
+
+    answer = entry.answer
+    logits = confidence = kind = status = message = None
+    usage, raw = Usage(), ""
+    if isinstance(answer, Advice):
+        # NumPy's numbers are no JSON; as Python's floats they lose no bit.
+        logits = json.dumps([float(value) for value in answer.logits])
+        confidence, usage = float(answer.confidence), answer.usage
+        raw = clean(answer.raw, _LONGEST_RAW)
+    elif answer is not None:
+        kind, usage = safe_kind(answer.kind), answer.usage
+        status = getattr(answer, "status", None)
+        message = clean(str(answer), _LONGEST_MESSAGE)
+    tokens = (usage.prompt_tokens, usage.completion_tokens)
+    # The cache key stays as it is: the answer is found by it.
+    return (
+        *(request.cache_key, clean(model), clean(request.mission), clean(request.description)),
+        *(json.dumps(request.actions), logits, confidence, raw, kind, status, message),
+        *(int(entry.raised), latency_s),
+        *(int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count))) for count in tokens),
+        *(usage.cost if math.isfinite(usage.cost) else 0.0, time.time()),
+    )
+
+
+# ---- answering from a recording ----
 
 
 class RecordedAdvisor:
@@ -226,8 +415,8 @@ class RecordedAdvisor:
     on. After the last, those of an abstract state are given again in turn; of other keys the
     last is repeated. Recorded errors happen again, at the price they had.
 
-    A blocking run from its own recording is equal to the original to the bit. So is a
-    resumed one, since :meth:`state_dict` holds which answers were given.
+    A blocking run from its own recording is bitwise equal to the original. So is a resumed
+    one, since :meth:`state_dict` holds which answers were given.
 
     Args:
         path: The recording, read once, here.
@@ -261,11 +450,8 @@ class RecordedAdvisor:
         with self.path.open("rb") as file:
             in_lines = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
         self.missing = missing or ("mask" if in_lines else "error")
-        self._kind, self._answers = "cache_key", {}
-        if in_lines:
-            self._kind, self._answers = read_lines(self.path)
-        else:
-            self._answers = read_recording(self.path)
+        read = _read_lines if in_lines else _read_sqlite
+        self._kind, self._answers = read(self.path)
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -280,14 +466,14 @@ class RecordedAdvisor:
             FatalAdviceError: If a request is not in the recording and ``missing`` is
                 ``"error"``.
         """
-        recorded = [self._next(request) for request in requests]
-        raised = [one.answer for one in recorded if one.raised]
-        if raised:
-            # Without the frames that an earlier raise of the same object left in it.
-            raise raised[0].with_traceback(None)
-        return [one.answer for one in recorded]
+        entries = [self._next(request) for request in requests]
+        for entry in entries:
+            if entry.raised:
+                # Without the frames that an earlier raise of the same object left in it.
+                raise entry.answer.bare()
+        return [entry.answer for entry in entries]
 
-    def _next(self, request: AdviceRequest) -> RecordedAnswer:
+    def _next(self, request: AdviceRequest) -> Entry:
         key = {
             "cache_key": request.cache_key,
             "abstract_state": request.abstract_state,
@@ -295,29 +481,29 @@ class RecordedAdvisor:
         }[self._kind]
         if key is None:
             return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
-        told = key if self._kind == "abstract_state" else request.cache_key
-        answers = self._answers.get(key)
-        if answers is None:
-            return self._not_recorded(f"no answer to {told!r}")
+        name = key if self._kind == "abstract_state" else request.cache_key
+        entries = self._answers.get(key)
+        if entries is None:
+            return self._not_recorded(f"no answer to {name!r}")
         turn = self._served.get(key, 0)
-        place = turn % len(answers) if self._kind == "abstract_state" else turn
-        recorded = answers[min(place, len(answers) - 1)]
-        if recorded.actions and recorded.actions != tuple(request.actions):
+        place = turn % len(entries) if self._kind == "abstract_state" else turn
+        entry = entries[min(place, len(entries) - 1)]
+        if entry.actions and entry.actions != tuple(request.actions):
             return self._not_recorded(
-                f"its answer to {told!r} is about {recorded.actions}, not about "
+                f"its answer to {name!r} is about {entry.actions}, not about "
                 f"{tuple(request.actions)}"
             )
         self._served[key] = turn + 1
-        return recorded
+        return entry
 
-    def _not_recorded(self, reason: str) -> RecordedAnswer:
+    def _not_recorded(self, reason: str) -> Entry:
         message = f"recording {str(self.path)!r}: {reason}"
         if self.missing == "error":
             raise FatalAdviceError(
                 f"{message}. A run from its own recording needs the original's configuration; "
                 "with missing='mask' it goes on without this advice."
             )
-        return RecordedAnswer(NotRecordedError(message))
+        return Entry(NotRecordedError(message))
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each question was answered, in types that JSON holds."""
@@ -328,20 +514,19 @@ class RecordedAdvisor:
         self._served = dict(state_dict.get("served", {}))
 
 
-def read_lines(path: Path) -> tuple[str, dict[str, list[RecordedAnswer]]]:
-    """Return how a JSON Lines recording is looked up, and its answers by key, in their order.
+def _view_key(facts: Mapping[str, Any]) -> str | None:
+    if facts.get("view") is None or facts.get("direction") is None:
+        return None
+    view = np.asarray(facts["view"], dtype=np.uint8)
+    digest = hashlib.blake2b(f"{view.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(view).tobytes())
+    return f"{digest.hexdigest()}:{int(facts['direction'])}"
 
-    Args:
-        path: A file with one JSON object a line, as :class:`RecordedAdvisor` describes them.
 
-    Returns:
-        ``"abstract_state"`` or ``"view"``, and the answers.
-
-    Raises:
-        ValueError: If a line lacks something or cannot be read, naming the line.
-    """
+def _read_lines(path: Path) -> tuple[str, dict[str, list[Entry]]]:
+    """Return how a JSON Lines recording is looked up, and its answers by key, in their order."""
     kind = ""
-    answers: dict[str, list[RecordedAnswer]] = {}
+    entries: dict[str, list[Entry]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -362,16 +547,102 @@ def read_lines(path: Path) -> tuple[str, dict[str, list[RecordedAnswer]]]:
                     f"({type(err).__name__}: {err}). A line holds class, or image and direction, "
                     "and logits and confidence; a SQLite recording begins with its own mark."
                 ) from err
-            answers.setdefault(key, []).append(RecordedAnswer(advice, actions=actions))
-    if not answers:
+            entries.setdefault(key, []).append(Entry(advice, actions=actions))
+    if not entries:
         raise ValueError(f"{str(path)!r} holds no recorded answer.")
-    return kind, answers
+    return kind, entries
 
 
-def _view_key(facts: Mapping[str, Any]) -> str | None:
-    if facts.get("view") is None or facts.get("direction") is None:
-        return None
-    view = np.asarray(facts["view"], dtype=np.uint8)
-    digest = hashlib.blake2b(f"{view.shape}".encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(view).tobytes())
-    return f"{digest.hexdigest()}:{int(facts['direction'])}"
+def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
+    """Return how a SQLite recording is looked up, and its answers by key, in their order."""
+    columns = ", ".join(_READ).replace("raw", f"substr(raw, 1, {_LONGEST_RAW}) AS raw")
+    entries: dict[str, list[Entry]] = {}
+    try:
+        database = _open_to_read(path)
+        # Text that is no UTF-8 is reported with its row.
+        database.text_factory = decoded
+        database.row_factory = sqlite3.Row
+        try:
+            if not _holds_recording(database, path):
+                raise ValueError(f"{str(path)!r} is an empty database: record to it first.")
+            for row in database.execute(f"SELECT id, {columns} FROM answers ORDER BY id"):
+                try:
+                    entry = _read_row(row)
+                except (ValueError, TypeError, OverflowError, RecursionError) as err:
+                    raise ValueError(
+                        f"{str(path)!r}: row {row['id']} of answers cannot be read "
+                        f"({type(err).__name__}: {str(err)[:200]}). Delete it to do without this "
+                        "answer, or record anew."
+                    ) from err
+                entries.setdefault(row["cache_key"], []).append(entry)
+        finally:
+            database.close()
+    except sqlite3.Error as err:
+        raise ValueError(
+            f"{str(path)!r} cannot be read as a recording of answers ({err}). Give another "
+            "path, or record anew."
+        ) from err
+    return "cache_key", entries
+
+
+def _read_row(row: sqlite3.Row) -> Entry:
+    for name, kinds in _READ.items():
+        if not isinstance(row[name], kinds):
+            raise TypeError(f"{name} is {type(row[name]).__name__}")
+    actions = json.loads(row["actions"])
+    if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
+        raise TypeError("actions is no list of names")
+    usage = Usage(row["prompt_tokens"], row["completion_tokens"], row["cost"])
+    answer: Advice | AdviceError | None = None
+    if row["logits"] is not None:
+        # Added to, since float() would read text as well.
+        logits = tuple(value + 0.0 for value in json.loads(row["logits"]))
+        answer = Advice(logits, row["confidence"], usage, row["raw"])
+    elif row["error_kind"] is not None:
+        message, status = row["error_message"] or "", row["error_status"]
+        answer = error_of_kind(row["error_kind"], message, status=status, usage=usage)
+    if row["raised"] and not isinstance(answer, AdviceError):
+        raise ValueError("raised, but there is no error")
+    return Entry(answer, bool(row["raised"]), tuple(actions))
+
+
+def _is_new(path: Path) -> bool:
+    """Return whether there is nothing in a file yet, without a change to it.
+
+    Raises:
+        ValueError: If what is there is no recording.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return True
+    database = _open_to_read(path)
+    try:
+        return not _holds_recording(database, path)
+    finally:
+        database.close()
+
+
+def _holds_recording(database: sqlite3.Connection, path: Path) -> bool:
+    """Return whether a database is a recording; ``False`` if there is nothing in it."""
+    (owner,) = database.execute("PRAGMA application_id").fetchone()
+    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    if owner not in (0, _APPLICATION_ID) or (tables and not {"recording", "answers"} & tables):
+        raise ValueError(
+            f"{str(path)!r} is another program's database, not a recording. Give another path."
+        )
+    if not tables:
+        return False
+    database.execute("PRAGMA trusted_schema = OFF")
+    if (part := foreign_part(database, ("recording", "answers"), ("answers_by_key",))) is not None:
+        raise ValueError(f"{str(path)!r} holds {part}, which no recording does. Give another path.")
+    (found,) = database.execute("SELECT format FROM recording").fetchone() or (None,)
+    if found != _FORMAT:
+        raise ValueError(f"{str(path)!r} has format {found!r}, not {_FORMAT!r}.")
+    return True
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    # Immutable where no writer is at work: SQLite would else make files beside it, which it
+    # cannot in a read-only folder.
+    written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
+    mode = "mode=ro" if written else "immutable=1"
+    return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=5.0)

@@ -1,7 +1,7 @@
 """Keeping keys and passwords out of whatever is shown or written to a disk.
 
-A secret of this process is known once (:func:`remember`) and hidden wherever text leaves
-the process, in every spelling that a server could send it back in.
+A secret is remembered once (:func:`remember`, :class:`Secret`). From then on :func:`redact`
+replaces it in every text that leaves the process: logs, errors, files, W&B.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
+# What a variable that is named as a key holds, if it is one: SORT_KEY=episode is none.
+_LIKE_A_KEY = re.compile(r"(?=.*\d)(?=.*[A-Za-z]).{12,}|.{16,}", re.DOTALL)
 # What looks like a secret, wherever it came from.
 _PATTERNS = (
     re.compile(r"(?<=://)[^/\s\"']+(?=@)"),
@@ -36,161 +39,188 @@ _PATTERNS = (
     re.compile(r"\b(?:hf_|ghp_|AIza)[A-Za-z0-9_-]{20,}"),
     re.compile(r"(?i)(?<=api[-_]key[=:])\s*[^\s\"'&,;]+"),
 )
-# What a variable that is named as a key holds, if it is one: SORT_KEY=episode is none.
-_LIKE_A_KEY = re.compile(r"(?=.*\d)(?=.*[A-Za-z]).{12,}|.{16,}", re.DOTALL)
-# Shorter values are words such as "none", "EMPTY" and "ollama", which stand for no key.
+# Shorter values are placeholders such as "none", "EMPTY" and "ollama".
 _SHORTEST = 7
+# How a secret may be spelled: escaped for JSON, a URL or HTML, and with white space, colors of
+# a terminal, invisible characters and backslashes in between.
+_INVISIBLE = (
+    r"[\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\ufe00-\ufe0f\ufeff]"
+)
+_ESCAPE = re.compile(
+    r"(?:\x1b|\\+(?:x|u00)1b)(?:\[[0-?]{0,16}[ -/]{0,4}[@-~])?"
+    r"|(?:\\+u(?P<json>[0-9a-f]{4})|\\+x(?P<byte>[0-9a-f]{2})|%(?:25)*(?P<url>[0-9a-f]{2})"
+    r"|&\#x0{0,4}(?P<html>[0-9a-f]{2});)|&\#0{0,4}(?P<decimal>\d{2,3});"
+    rf"|\\+[nrtfbv0]?|{_INVISIBLE}+"
+)
+# The last two letters of base64's alphabet are others where it goes into a URL.
+_URL_BASE64 = str.maketrans("-_", "+/")
+# Characters that one spelled secret may take. Of a text that is cut off, as many are dropped.
+_LONGEST_SPELLING = 4096
 # How far settings are searched: deep enough for wrappers around a client's headers, and
 # never through a model, a library or a large cache.
 _DEEPEST = 6
-_WIDEST = 64
-# Characters of foreign text that are looked at for each one that is shown.
-_WINDOW = 16
+_WIDEST = 256
 _OPAQUE = {"torch", "torchrl", "tensordict", "transformers", "tokenizers", "numpy", "sqlite3"}
-# What may stand between a secret's characters and does not hide it from a reader: white space,
-# what has no width, colours of a terminal, and all these as escapes.
-_BETWEEN = re.compile(
-    r"[\s\x00-\x1a\x1c-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    r"\ufe00-\ufe0f\ufeff]++"
-    r"|(?:\x1b|\\++(?:x|u00)1b)(?:\[[0-?]{0,16}[ -/]{0,4}[@-~])?"
-    r"|\\++(?:[nrtfbv0]|(?:x|u00)(?:[01][0-9a-f]|20|7f|a0|ad)|u20[06][0-9a-f]|u202[8-f]|ufeff)"
-    r"|%(?:25){0,4}(?:0[9ad]|20)"
-)
-# Characters that are searched at once, and beyond them, where a head found there may end.
-_WINDOW_SIZE, _OVERLAP = 4096, 1024
-# Such in a row: an escape holds letters, at which a secret could begin as well.
-_MOST_BETWEEN = 4
-_LONGEST_ESCAPE = 12
+# Characters of foreign text that are read for each one that is shown.
+_WINDOW = 16
 
 _known: set[str] = set()
+
+
+class Secret:
+    """An API key that no repr, log line or error shows; :func:`redact` hides it from now on.
+
+    Pickled, one that came from an environment variable travels as the variable's name and
+    is read again at the other end, so that no checkpoint holds it. One given as text has to
+    travel as text.
+
+    Args:
+        value: The key.
+
+    Keyword Args:
+        variable: Environment variable that it came from. Default: none.
+
+    Raises:
+        ValueError: If it holds what no HTTP header may: spaces, line ends, letters beyond
+            ASCII. The message does not show it.
+
+    Examples:
+        >>> secret = Secret("sk-1234")
+        >>> secret, redact("bad key sk-1234")
+        (Secret('***'), 'bad key [redacted]')
+    """
+
+    __slots__ = ("_value", "_variable")
+
+    def __init__(self, value: str, *, variable: str | None = None) -> None:
+        if not all("!" <= char <= "~" for char in value):
+            raise ValueError(
+                f"The API key{f' in {variable}' if variable else ''} holds characters that no "
+                "HTTP header may, such as spaces or line ends."
+            )
+        self._value = value
+        self._variable = variable
+        remember(value)
+
+    @classmethod
+    def from_env(cls, variable: str) -> Secret | None:
+        """Return the key in an environment variable, ``None`` where it is unset or empty."""
+        value = os.environ.get(variable, "").strip()
+        return cls(value, variable=variable) if value else None
+
+    def get_secret_value(self) -> str:
+        """Return the key itself, for the one header that needs it."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    def __reduce__(self) -> tuple:
+        if self._variable is not None:
+            return Secret.from_env, (self._variable,)
+        return Secret, (self._value,)
 
 
 def remember(*secrets: str) -> None:
     """Have :func:`redact` hide these values from now on, in this process.
 
-    Those of fewer than seven characters are words that stand for no key, and are not hidden.
+    Those of fewer than seven characters are placeholders, and are not hidden.
     """
     _known.update(secret for secret in secrets if len(secret) >= _SHORTEST)
 
 
-def forms(secret: str) -> tuple[str, ...]:
-    """Return what a text holds that holds a secret: itself, or its hex or base64 code.
-
-    The three base64 forms are those of a secret that begins 0, 1 or 2 bytes into a group of
-    three: less the characters at its ends, which depend on its neighbours.
-
-    Examples:
-        >>> forms("hunter2")
-        ('hunter2', '68756e74657232', 'aHVudGVyM', 'h1bnRlcj', 'odW50ZXIy')
-    """
-    raw = secret.encode("utf-8", "surrogatepass")
-    codes = [base64.b64encode(bytes(before) + raw).decode() for before in range(3)]
-    wholly = [
-        code[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3]
-        for before, code in enumerate(codes)
-    ]
-    return (secret, raw.hex(), *wholly)
-
-
-def redact(text: str, secrets: Iterable[str] = (), *, cut: bool = False) -> str:
+def redact(text: str, *, limit: int | None = None) -> str:
     r"""Return ``text`` without the secrets of this process, and without what looks like one.
 
-    Hidden are the values that were remembered, those of the environment's variables that are
-    named as keys, and ``secrets``: plain, as hex or base64 (standard or URL-safe, wherever it
-    begins), in either case, in escapes of JSON, HTML or URLs, and with white space, control or
-    zero-width characters in between. The time is linear in the text.
+    Hidden are the remembered values and those of the environment's variables that are named
+    as keys: plain, as hex or base64 (standard or URL-safe, wherever it begins), in either
+    case, in escapes of JSON, HTML or URLs, and with white space, control or zero-width
+    characters in between. The time is linear in the text.
 
     Args:
         text: Any text.
-        secrets: Further values that must not appear. Default: none.
 
     Keyword Args:
-        cut: Whether the text was cut off at its end, so that the beginning of a secret there
-            is hidden too. Default: ``False``.
+        limit: Characters that are kept. A secret at the cut leaves no beginning behind.
+            Default: all.
 
     Examples:
-        >>> redact("401 for key hunter2hunter2", ["hunter2hunter2"])
-        '401 for key [redacted]'
-        >>> redact(r"h\u0075nter2 hun ter2 aHVudGVyMg==", ["hunter2"])
-        '[redacted] [redacted] [redacted]g=='
+        >>> remember("hunter2")
+        >>> redact(r"401 for hunter2: h\u0075nter2 hun ter2 aHVudGVyMg==")
+        '401 for [redacted]: [redacted] [redacted] [redacted]g=='
         >>> redact("GET http://me:word@host/v1, Authorization: Bearer abc.def")
         'GET http://[redacted]@host/v1, Authorization: Bearer [redacted]'
     """
-    known = {*_known, *_of_environment(), *secrets} - {""}
+    cut = limit is not None and len(text) > limit + _LONGEST_SPELLING
+    if cut:
+        text = text[: limit + _LONGEST_SPELLING]
     # The longest first: one secret may begin with another.
-    for secret in sorted(known, key=len, reverse=True):
-        for form in forms(secret):
-            text = _without(text, form.lower(), cut=cut)
+    if known := sorted(_known | _of_environment(), key=len, reverse=True):
+        for secret in known:
+            text = text.replace(secret, REDACTED)
+        text = _without_spellings(text, known)
     for pattern in _PATTERNS:
         text = pattern.sub(REDACTED, text)
-    return text
+    return (text[:-_LONGEST_SPELLING] if cut else text)[:limit]
 
 
-def _without(text: str, form: str, *, cut: bool) -> str:
+def _without_spellings(text: str, secrets: Iterable[str]) -> str:
+    plain, starts, ends = _unescaped(text)
+    found = []
+    for form in {form for secret in secrets for form in _forms(secret)}:
+        at = plain.find(form)
+        while at >= 0:
+            found.append((starts[at], ends[at + len(form) - 1]))
+            at = plain.find(form, at + len(form))
+    kept, done = [], 0
+    for start, end in sorted(found):
+        if start >= done:
+            kept += text[done:start], REDACTED
+        done = max(done, end)
+    return "".join((*kept, text[done:]))
+
+
+def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
+    """Return what a text spells, and where in it each character begins and ends."""
     # "İ" is the one character whose lower case has another length.
-    folded = text.replace("İ", "I").lower()
-    head = _head(form[:_SHORTEST])
-    kept, done, at = [], 0, 0
-    while at < len(folded):
-        # In windows, since a search keeps all other threads waiting.
-        found = head.search(folded, at, at + _WINDOW_SIZE + _OVERLAP)
-        if found is None or found.start() >= at + _WINDOW_SIZE:
-            at += _WINDOW_SIZE
-            continue
-        end = _end(folded, found.end(), form[_SHORTEST:], cut=cut)
-        if end is None:
-            at = found.start() + 1
-        else:
-            kept += text[done : found.start()], REDACTED
-            done = at = end
-    return "".join((*kept, text[done:])) if kept else text
-
-
-def _end(folded: str, at: int, rest: str, *, cut: bool) -> int | None:
-    """Return where the rest of a form ends that goes on at a place, ``None`` if it does not."""
-    for char in rest:
-        gaps = 0
-        while (found := _spelled(char).match(folded, at)) is None:
-            gap = _BETWEEN.match(folded, at)
-            if gap is None or gaps == _MOST_BETWEEN:
-                # What is left may be the beginning of an escape.
-                ended = cut and len(folded[at:].lstrip("\\")) < _LONGEST_ESCAPE
-                return len(folded) if ended else None
-            at, gaps = gap.end(), gaps + 1
-        at = found.end()
-    return at
+    text = text.replace("İ", "I").lower()
+    parts: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    done = 0
+    for escape in _ESCAPE.finditer(text):
+        at = escape.start()
+        parts.append(text[done:at])
+        starts += range(done, at)
+        ends += range(done + 1, at + 1)
+        done = escape.end()
+        if escape.lastgroup is not None:
+            code = escape[escape.lastgroup]
+            char = chr(int(code, 10 if escape.lastgroup == "decimal" else 16))
+            if char != "\\" and not re.match(_INVISIBLE, char):
+                parts.append(char.lower() if char.isascii() else char)
+                starts.append(at)
+                ends.append(done)
+    parts.append(text[done:])
+    starts += range(done, len(text))
+    ends += range(done + 1, len(text) + 1)
+    return "".join(parts).translate(_URL_BASE64), starts, ends
 
 
 @lru_cache(maxsize=256)
-def _head(form: str) -> re.Pattern[str]:
-    first, *others = form
-    between = f"(?:{_BETWEEN.pattern}){{0,{_MOST_BETWEEN}}}?"
-    # At most one backslash: each of a run of them would be tried as the beginning.
-    head = f"(?:{_escapes(first)})"
-    return re.compile(head + "".join(f"(?>{between}{_spelled(c).pattern})" for c in others))
+def _forms(secret: str) -> tuple[str, ...]:
+    """Return what an unescaped text holds that holds a secret: itself, its hex, its base64.
 
-
-@lru_cache(maxsize=256)
-def _spelled(char: str) -> re.Pattern[str]:
-    if char == "\\":
-        return re.compile(r"\\")
-    # A line end's escape before an "n" is no "n" itself, nor that of an odd character a "u".
-    between = f"(?:{_BETWEEN.pattern})"
-    unless = {c: f"(?!{between}{{1,{_MOST_BETWEEN}}}{c})" for c in "nrtfbv0"}
-    unless |= dict.fromkeys("ux", f"(?!{between})")
-    return re.compile(rf"{unless.get(char, '')}\\*+(?:{_escapes(char, '')})")
-
-
-def _escapes(char: str, backslash: str = r"\\") -> str:
-    """Return the ways to write a character: escaped for JSON, a URL or HTML, or itself."""
-    # The last two letters of base64's alphabet are others where it goes into a URL.
-    chars = {char, char.upper(), {"+": "-", "-": "+", "/": "_", "_": "/"}.get(char, char)}
-    ways = []
-    for one in sorted(chars):
-        code = f"{ord(one):x}"
-        ways += [f"{backslash}u{code:0>4}", f"{backslash}x{code:0>2}"]
-        ways += [f"%(?:25){{0,4}}{code:0>2}", f"&#0{{0,4}}{ord(one)};", f"&#x0{{0,4}}{code};"]
-    return "|".join((*ways, *map(re.escape, sorted(chars))))
+    The three base64 forms are those of a secret that begins 0, 1 or 2 bytes into a group of
+    three: less the characters at its ends, which depend on its neighbors.
+    """
+    raw = secret.encode("utf-8", "surrogatepass")
+    forms = [_unescaped(secret)[0], raw.hex()]
+    for before in range(3):
+        code = base64.b64encode(bytes(before) + raw).decode().lower()
+        forms.append(code[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3])
+    return tuple(form for form in forms if len(form) >= _SHORTEST)
 
 
 def _of_environment() -> set[str]:
@@ -242,7 +272,7 @@ def _redacting(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.
         try:
             message = record.getMessage()
         except (TypeError, ValueError):
-            # Arguments that do not fit the message: the handler tells of it.
+            # Arguments that do not fit the message: the handler reports them.
             return record
         record.msg, record.args = redact(message), ()
         if record.exc_info:
@@ -290,8 +320,6 @@ def visible(text: str) -> str:
         >>> print(visible("red: \x1b[31m"))
         red: \x1b[31m
     """
-    if text.isprintable():
-        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
@@ -310,29 +338,29 @@ def shown(text: str, limit: int = 200) -> str:
         >>> shown("two\n lines"), shown("a" * 9, limit=5)
         ('two lines', 'aaaa…')
     """
-    # Far more than is kept, so that a long text costs no more than a short one.
-    window = redact(text[: _WINDOW * limit], cut=len(text) > _WINDOW * limit)
-    line = visible(" ".join(window.split()))
+    # Far more than is kept, since white space is collapsed; not all, which may be a megabyte.
+    line = visible(" ".join(redact(text, limit=_WINDOW * limit).split()))
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def secrets_of(owner: object) -> set[str]:
-    """Return the secrets that an object's settings and the environment hold.
+    """Return the secrets that an object's settings hold.
 
     A secret is a text of at least seven characters under a name such as ``api_key``,
-    ``token`` or ``Authorization``, in the object, in what it holds, or in a variable of
-    the environment; and the user, password and query in an address under a name such as
-    ``base_url``. A name that ends with ``_env`` is that of a variable.
+    ``token`` or ``Authorization``, in the object or in what it holds; and the user, password
+    and query in an address under a name such as ``base_url``. A name that ends with ``_env``
+    is that of a variable.
+
+    Args:
+        owner: Settings, an advisor or any other object.
 
     Examples:
-        >>> class Client:
-        ...     api_key = "class attributes count too"
-        >>> "class attributes count too" in secrets_of(Client())
-        True
+        >>> sorted(secrets_of({"api_key": "hidden-value", "url": "http://me:password@host"}))
+        ['hidden-value', 'me:password', 'password']
     """
-    found = _of_environment()
+    found: set[str] = set()
     _collect(owner, found, seen=set(), depth=0)
-    return found
+    return {secret for secret in found if len(secret) >= _SHORTEST}
 
 
 def _collect(owner: object, found: set[str], *, seen: set[int], depth: int) -> None:
@@ -343,24 +371,19 @@ def _collect(owner: object, found: set[str], *, seen: set[int], depth: int) -> N
     if type(owner).__module__.partition(".")[0] in _OPAQUE:
         return
     seen.add(id(owner))
-    for name, value in _members(owner):
+    for name, value in list(islice(_members(owner), _WIDEST)):
         # Pydantic and we wrap secrets so that printing does not show them.
-        reveal = getattr(value, "get_secret_value", None) or getattr(value, "reveal", None)
-        if callable(reveal):
-            revealed = str(reveal())
-            if len(revealed) >= _SHORTEST:
-                found.add(revealed)
+        if hasattr(value, "get_secret_value"):
+            found.add(str(value.get_secret_value()))
             continue
         if isinstance(value, bytes):
             value = value.decode("utf-8", errors="replace")
         if isinstance(value, str):
-            parts: list[str] = []
             if _SECRET_NAME.search(name) and not _names_a_variable(name, value):
                 # "Bearer <key>" hides the key as well as the whole.
-                parts = [value, *value.split()]
+                found.update((value, *value.split()))
             elif name.lower().endswith(("url", "uri", "proxy")):
-                parts = _in_address(value)
-            found |= {part for part in parts if len(part) >= _SHORTEST}
+                found.update(_in_address(value))
         elif not isinstance(value, (int, float, complex, type(None))):
             _collect(value, found, seen=seen, depth=depth + 1)
 
@@ -371,26 +394,20 @@ def _names_a_variable(name: str, value: str) -> bool:
 
 
 def _in_address(url: str) -> list[str]:
-    user = url.partition("://")[2] or url
-    user = user.rpartition("@")[0]
+    user = (url.partition("://")[2] or url).rpartition("@")[0]
     query = url.partition("?")[2]
     return [user, *user.split(":"), *(word.partition("=")[2] for word in query.split("&"))]
 
 
 def _members(owner: object) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, Mapping):
-        if len(owner) <= _WIDEST:
-            yield from ((str(name), value) for name, value in list(owner.items()))
-        return
-    if isinstance(owner, (list, tuple, set, frozenset)):
-        if len(owner) <= _WIDEST:
-            yield from (("", value) for value in list(owner))
-        return
-    yield from list(getattr(owner, "__dict__", {}).items())
-    # What is defined on the class, down to but without the builtin ones.
-    for base in type(owner).__mro__[:-1]:
-        yield from (
-            (name, value) for name, value in vars(base).items() if isinstance(value, (str, bytes))
-        )
-    if is_dataclass(owner) and not hasattr(owner, "__dict__"):
-        yield from ((f.name, getattr(owner, f.name)) for f in fields(owner))
+        yield from ((str(name), value) for name, value in owner.items())
+    elif isinstance(owner, (list, tuple, set, frozenset)):
+        yield from (("", value) for value in owner)
+    else:
+        yield from getattr(owner, "__dict__", {}).items()
+        if is_dataclass(owner) and not hasattr(owner, "__dict__"):
+            yield from ((field.name, getattr(owner, field.name)) for field in fields(owner))
+        # A class may name its key beside its methods.
+        for base in type(owner).__mro__[:-1]:
+            yield from ((name, value) for name, value in vars(base).items() if type(value) is str)

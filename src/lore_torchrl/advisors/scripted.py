@@ -7,13 +7,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 
 Planner = Callable[[AdviceRequest], Sequence[float] | None]
 
 
 class ScriptedAdvisor:
-    r"""Advise what a planner finds best, spoilt to a chosen degree.
+    r"""Advise what a planner finds best, degraded to a chosen competence.
 
     The action advised gets the logit ``sharpness``, the others 0. Where the planner
     returns ``None`` there is no advice. A cache in front keeps the first answer of each
@@ -53,23 +53,12 @@ class ScriptedAdvisor:
         confidence: float = 1.0,
         seed: int = 0,
     ):
-        if not callable(planner):
-            raise ValueError(f"planner must be callable with an AdviceRequest, got {planner!r}.")
-        if not -1.0 <= competence <= 1.0:
-            raise ValueError(
-                f"competence must lie in [-1, 1], got {competence}: use 1 for perfect, 0 for "
-                "random, -1 for adversarial advice."
-            )
-        if not (math.isfinite(sharpness) and sharpness > 0.0):
-            raise ValueError(
-                f"sharpness must be positive and finite, got {sharpness}: for advice against "
-                "the best action use a negative competence."
-            )
-        if not 0.0 <= confidence <= 1.0:
-            raise ValueError(
-                f"confidence must lie in [0, 1], got {confidence}: use 0 for advice that "
-                "claims nothing."
-            )
+        check(callable(planner), "planner", planner, "callable with an AdviceRequest")
+        rule = "from 1, perfect, over 0, random, to -1, adversarial"
+        check(-1.0 <= competence <= 1.0, "competence", competence, rule)
+        rule = "positive and finite; a negative competence advises against the best action"
+        check(0.0 < sharpness < math.inf, "sharpness", sharpness, rule)
+        check(0.0 <= confidence <= 1.0, "confidence", confidence, "from 0 to 1")
         self.planner = planner
         self.competence = float(competence)
         self.sharpness = float(sharpness)
@@ -82,9 +71,9 @@ class ScriptedAdvisor:
         """What tells this advisor's answers from those of another in the same store."""
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
-        told = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
+        settings = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
-        return f"scripted-{told}{'' if self.competence == 1.0 else f',{self.seed}'}:"
+        return f"scripted-{settings}{'' if self.competence == 1.0 else f',{self.seed}'}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | None]:
         """Answer each request, or ``None`` where the planner has no answer."""
@@ -107,8 +96,8 @@ class ScriptedAdvisor:
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
         claim = getattr(self.planner, "confidence", None)
-        share = 1.0 if claim is None else claim(request)
-        return Advice(logits=tuple(logits), confidence=self.confidence * share)
+        scale = 1.0 if claim is None else claim(request)
+        return Advice(logits=tuple(logits), confidence=self.confidence * scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""

@@ -12,6 +12,8 @@ from lore_torchrl.advisors.redaction import redact, remember, secrets_of, visibl
 
 _BAR = 40
 _RAW = 4000
+# What a chat advisor tells about itself.
+_ATTRIBUTES = {"mode": "chosen_mode", "requests": "requests_sent", "prompt hash": "prompt_hash"}
 
 
 async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]:
@@ -39,7 +41,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
         lines += ["Error", "-----", f"{safe_kind(answer.kind)}: {answer}"]
     else:
         if answer.raw:
-            raw = redact(answer.raw[:_RAW], cut=len(answer.raw) > _RAW)
+            raw = redact(answer.raw, limit=_RAW)
             lines += ["Answer", "------", *map(visible, raw.splitlines()), ""]
         lines += ["Prior", "-----", *bars(request.actions, answer)]
     lines += ["", *_facts(advisor, answer, latency)]
@@ -73,10 +75,7 @@ def _facts(advisor: Advisor, answer: Advice | AdviceError | None, latency: float
         usage = answer.usage
         facts["tokens"] = f"{usage.prompt_tokens} read, {usage.completion_tokens} written"
         facts["cost"] = f"{usage.cost:.6f}"
-    if hasattr(advisor, "chosen_mode"):
-        facts["mode"] = advisor.chosen_mode or "none found"
-    if hasattr(advisor, "requests_sent"):
-        facts["requests"] = str(advisor.requests_sent)
-    if hasattr(advisor, "prompt_hash"):
-        facts["prompt hash"] = advisor.prompt_hash[:16]
+    for name, attribute in _ATTRIBUTES.items():
+        if hasattr(advisor, attribute):
+            facts[name] = str(getattr(advisor, attribute) or "none found")[:16]
     return [f"{name:12s} {value}" for name, value in facts.items()]

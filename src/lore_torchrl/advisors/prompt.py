@@ -37,7 +37,7 @@ class PromptTemplate:
 
     A file holds ``$situation``, the description with the mission before it where it does
     not name it, and may hold ``$options``, the actions with letters and meanings;
-    ``$answer``, how this mode wants its answer; ``$mission`` and ``$count``. What stands
+    ``$answer``, how this mode wants its answer; ``$mission`` and ``$count``. What comes
     before a line of three dashes is the system message. Of ``name.txt``, a file
     ``name.<mode>.txt`` beside it is the form for one mode.
 

@@ -1,0 +1,148 @@
+"""LoRe: one object hands out transform, policy and loss, and tells of what was forgotten."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("minigrid")
+
+from torchrl.collectors import Collector
+from torchrl.envs import InitTracker, TensorDictPrimer
+from torchrl.envs.utils import ExplorationType
+
+from lore_torchrl import LoRe, LoReConfig
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.configs import BanditConfig, CallsConfig, GateConfig, PriorNetConfig
+from lore_torchrl.dreamer.agent import build_agent
+from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
+from tiny_run import DREAMER
+
+from pipeline import stock_losses
+
+
+@pytest.fixture
+def env_and_agent():
+    env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=2, seed=0)
+    agent = build_agent(
+        DREAMER,
+        observation_dim=env.observation_spec["observation"].shape[-1],
+        num_actions=env.action_spec.shape[-1],
+    )
+    env = env.append_transform(InitTracker())
+    return env.append_transform(TensorDictPrimer(agent.primers(), expand_specs=True)), agent
+
+
+def make(agent, config: LoReConfig | None = None, **settings) -> LoRe:
+    return LoRe(
+        config,
+        actor=agent.actor,
+        value=agent.value,
+        advisor=ScriptedAdvisor(MiniGridPlanner()),
+        describer=MiniGridDescriber(),
+        **settings,
+    )
+
+
+def collect(env, policy, batches: int = 1):
+    return Collector(
+        env,
+        policy,
+        frames_per_batch=8,
+        total_frames=8 * batches,
+        exploration_type=ExplorationType.RANDOM,
+    )
+
+
+def test_the_three_places_fit_together(env_and_agent, recwarn):
+    env, agent = env_and_agent
+    torch.manual_seed(0)
+    with make(agent, LoReConfig(calls=CallsConfig(budget=3))) as lore:
+        env = lore.advise(env)
+        collector = collect(env, agent.policy(lore.policy()), batches=4)
+        for batch in collector:
+            lore.observe(batch)
+        assert lore.service.budget.spent == 3
+        assert {"llm_prior_logits", "llm_confidence", "llm_mask", "lore_beta"} <= set(batch.keys())
+        assert lore.stats()["advice/calls"] == 3 and "bandit/probability" in lore.stats()
+        collector.shutdown(close_env=False)
+    # Nothing that an adopter did not cause.
+    assert not [w for w in recwarn if "make_tensordict_primer" in str(w.message)]
+
+
+def test_the_loss_shares_gate_and_mixer_with_the_policy(env_and_agent):
+    _, agent = env_and_agent
+    with make(agent) as lore:
+        loss = lore.loss(*stock_losses(agent, DREAMER))
+        assert loss.actor_loss.gate is lore.actor.gate
+        assert loss.actor_loss.mixer is lore.actor.mixer
+        assert not list(lore.parameters())
+
+
+def test_learned_parts_are_built_where_they_are_on(env_and_agent):
+    _, agent = env_and_agent
+    config = LoReConfig(prior_net=PriorNetConfig(enabled=True))
+    with pytest.raises(ValueError, match="latent_sizes"):
+        make(agent, config)
+    with make(agent, config, latent_sizes=(agent.state_dim, agent.belief_dim)) as lore:
+        assert list(lore.parameters()) == list(lore.actor.prior_net.parameters())
+
+
+def test_nothing_is_built_for_the_baseline(env_and_agent):
+    with pytest.raises(ValueError, match=r"lore\.enabled"):
+        make(env_and_agent[1], LoReConfig(enabled=False))
+
+
+def test_progress_goes_on_where_it_was_saved(env_and_agent):
+    env, agent = env_and_agent
+    config = LoReConfig(calls=CallsConfig(budget=2), gate=GateConfig(value_weight=0.0))
+    with make(agent, config) as lore:
+        collector = collect(lore.advise(env), agent.policy(lore.policy()), batches=2)
+        for batch in collector:
+            lore.observe(batch)
+        collector.shutdown(close_env=False)
+        saved = copy.deepcopy(lore.state_dict())
+    with make(agent, config) as again:
+        again.load_state_dict(saved)
+        assert again.service.budget.spent == 2
+        assert again.actor.gate.steps == lore.actor.gate.steps > 0
+        for name, value in lore.bandit.state_dict().items():
+            torch.testing.assert_close(again.bandit.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("case", ["stock", "copy", "own"])
+def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeypatch):
+    env, agent = env_and_agent
+    told = []
+    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
+    config = LoReConfig(calls=CallsConfig(budget=0), bandit=BanditConfig(enabled=False))
+    with make(agent, config) as lore:
+        lore.loss(*stock_losses(agent, DREAMER))
+        policies = {"stock": agent.actor, "own": lore.policy()}
+        policies["copy"] = copy.deepcopy(policies["own"])
+        collector = collect(lore.advise(env), agent.policy(policies[case]), batches=12)
+        for batch in collector:
+            lore.observe(batch)
+        collector.shutdown(close_env=False)
+    expected = {"stock": "Put lore.policy()", "copy": "acts with a copy", "own": ""}[case]
+    assert (len(told) == 1 and expected in told[0]) if expected else not told
+
+
+def test_advice_that_was_not_restored_is_told_of(env_and_agent, monkeypatch):
+    env, agent = env_and_agent
+    told = []
+    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
+    with make(agent, LoReConfig(calls=CallsConfig(budget=0))) as lore:
+        loss = lore.loss(*stock_losses(agent, DREAMER))
+        loss.actor_loss.updates.fill_(7)  # as of a checkpoint
+        collector = collect(lore.advise(env), agent.policy(lore.policy()))
+        for batch in collector:
+            lore.observe(batch)
+        collector.shutdown(close_env=False)
+    assert len(told) == 1 and "budget begins anew" in told[0]
