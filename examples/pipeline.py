@@ -92,8 +92,8 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
             target.step()
             losses = {k: v.item() for k, v in terms.items() if k.startswith("loss_")}
     collector.shutdown()
+    losses["calls"] = float(lore.service.budget.spent) if with_lore else 0.0
     if with_lore:
-        losses["calls"] = float(lore.service.budget.spent)
         lore.close()
     return losses
 

@@ -227,8 +227,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             value = sample.get(key, None)
             if value is None:
                 raise KeyError(
-                    f"The sample has no {key!r}. Keep the advice entries in replay: add them to "
-                    "the collector's SelectTransform and to the warm-up sample."
+                    f"The sample has no {key!r}. Is the advice transform on the environment that "
+                    "collects (env = lore.advise(env), or env = env.append_transform(...))? Then "
+                    "keep the entries in replay: add them to the collector's SelectTransform and "
+                    "to the warm-up sample."
                 )
             if name == "mask":
                 value = value.reshape(*sample.batch_size, 1)
