@@ -65,7 +65,9 @@ def test_commands_on_the_pages_name_files_that_exist():
         text = page.read_text()
         scripts |= set(re.findall(r"python ((?:examples|benchmarks)/\w+\.py)", text))
         choices |= set(
-            re.findall(r"\b(experiment|advisor|ablation|study|sweep|env)=([a-z]\w+)\b", text)
+            re.findall(
+                r"(?<!\()\b(experiment|advisor|ablation|study|sweep|env)=([a-z]\w+)\b(?!,)", text
+            )
         )
     assert len(scripts) > 6
     for script in scripts:

@@ -173,8 +173,7 @@ class LoRe:
             env = env.append_transform(self.actor.gate.primer())
         if self.bandit is not None:
             env = env.append_transform(self.bandit.primer())
-            known = env.observation_spec.keys(True, True)
-            if self.bandit.segment_steps and "step_count" not in set(known):
+            if "step_count" not in set(env.observation_spec.keys(True, True)):
                 env = env.append_transform(StepCounter())
         return env.append_transform(self.transform())
 

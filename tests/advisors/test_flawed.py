@@ -335,16 +335,6 @@ def test_unknown_keys_fail_when_composing(override):
         compose(*override)
 
 
-@pytest.mark.parametrize("name", ["adversarial", "random", "overconfident", "stale", "truncated"])
-def test_every_field_of_a_file_has_its_comment(name):
-    lines = (ROOT / "configs" / "advisor" / f"{name}.yaml").read_text().splitlines()
-    fields = [i for i, line in enumerate(lines) if line[:1].isalpha() and i > 0]
-    named = {lines[i].split(":")[0] for i in fields} - {"defaults", "_target_"}
-    expected = set(vars(compose(f"advisor={name}"))) - {"_target_", "advisor"}
-    assert named == expected
-    assert all(lines[i - 1].startswith("# ") for i in fields if lines[i].split(":")[0] in named)
-
-
 def test_build_advisor_hands_planner_and_seed_to_nested_classes():
     pytest.importorskip("hydra")
     from lore_torchrl.dreamer.advice import build_advisor

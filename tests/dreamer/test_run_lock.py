@@ -85,6 +85,7 @@ def test_folders_are_named_to_the_microsecond():
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.utils import setup_globals
+    from omegaconf import OmegaConf
 
     from lore_torchrl.configs import register_configs
 
@@ -98,5 +99,6 @@ def test_folders_are_named_to_the_microsecond():
             names += [config.hydra.run.dir, config.hydra.sweep.dir]
             time.sleep(0.001)
         sweep = hydra.compose("config", return_hydra_config=True, overrides=["sweep=gate"])
-        names.append(sweep.hydra.sweep.dir)
+        folder = OmegaConf.to_container(sweep.hydra.sweep, resolve=False)["dir"]
+        assert folder.endswith("%H-%M-%S-%f}")
     assert len(set(names)) == len(names)

@@ -65,7 +65,12 @@ def sober(agent: DreamerAgent) -> DreamerAgent:
 
 
 # The terms of the paper: advice is learned whatever followed it.
-PAPER = {"imitation_weight": 0.0, "prior_weight": 0.3, "multiplier_lr": 1e-3}
+PAPER = {
+    "imitation_weight": 0.0,
+    "prior_weight": 0.3,
+    "multiplier_lr": 1e-3,
+    "multiplier_max": 1.0,
+}
 
 
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
@@ -74,7 +79,7 @@ def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
         bandit=BanditConfig(enabled=False),
         gate=GateConfig(**{"tau": 0.1, "kappa": 20.0, **(gate or {})}),
         temperature=TemperatureConfig(**(temperature or {})),
-        loss=LossConfig(**{**PAPER, "multiplier_max": 1.0, "gated": False, **loss}),
+        loss=LossConfig(**{**PAPER, "gated": False, **loss}),
     )
 
 

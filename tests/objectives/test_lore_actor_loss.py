@@ -910,7 +910,7 @@ class TestBadArguments:
             ({"delta_end": -1.0}, "delta_end.*-1.0"),
             ({"delta_steps": -1}, "delta_steps.*-1"),
             ({"multiplier_init": -0.5}, "-0.5"),
-            ({"multiplier_init": 3.0}, "3.0 and 0.1"),
+            ({"multiplier_init": 3.0}, "3.0 and 1.0"),
             ({"prior_kl": "forward"}, "prior_kl.*'forward'"),
         ],
     )
