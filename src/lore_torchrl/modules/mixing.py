@@ -130,7 +130,7 @@ class LogitMixer(nn.Module):
         weight = beta * advice.weight
         mixed = self.combine(policy, self.temper(advice.prior_logits), weight)
         kl = self.policy.divergence(mixed, self.policy.precise(policy)).unsqueeze(-1)
-        return Mixture(mixed, torch.where(weight > 0, kl.clamp_min(0.0), 0.0))
+        return Mixture(mixed, kl.clamp_min(0.0))
 
     def write(self, tensordict: TensorDictBase, mixture: Mixture) -> None:
         """Write the entries of a mixture, and its divergence as ``lore_kl``."""

@@ -13,6 +13,9 @@ from lore_torchrl import keys
 from lore_torchrl.functional import categorical_kl, is_ruled_out, log_floor
 from lore_torchrl.policies.base import PolicyKind, head_of
 
+# Nats; a logit moves by at most the square root of eight times the bound, far less than 1e4.
+_LARGE_BOUND = 1e4
+
 
 def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) -> Tensor:
     r"""Return a weight with which advice added to any policy keeps a KL bound.
@@ -131,7 +134,9 @@ class CategoricalPolicy(PolicyKind):
             share = torch.minimum(weight.clamp(max=1.0), max_kl / apart.clamp_min(1e-9))
             probs = (1.0 - share) * fixed.exp() + share * log_prior.exp()
             mixed = log_p + probs.clamp_min(torch.finfo(probs.dtype).tiny).log() - fixed
-        mixed = mixed.masked_fill(is_ruled_out(fixed), -math.inf)
+        if mode == "probability" or max_kl > _LARGE_BOUND:
+            # Within a smaller bound no logit moves far enough to bring back what is ruled out.
+            mixed = mixed.masked_fill(is_ruled_out(fixed), -math.inf)
         return torch.where(weight > 0, log_floor(torch.log_softmax(mixed, -1)), policy)
 
     def draw(self, mixture: Tensor, policy: Tensor, random: bool) -> tuple[Tensor, Tensor]:
