@@ -134,15 +134,19 @@ def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeyp
     assert (len(told) == 1 and expected in told[0]) if expected else not told
 
 
-def test_advice_that_was_not_restored_is_told_of(env_and_agent, monkeypatch):
+@pytest.mark.parametrize("restored", [False, True])
+def test_advice_that_was_not_restored_is_told_of(env_and_agent, restored, monkeypatch):
     env, agent = env_and_agent
     told = []
     monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
-    with make(agent, LoReConfig(calls=CallsConfig(budget=0))) as lore:
+    with make(agent, LoReConfig(calls=CallsConfig(budget=3))) as lore:
         loss = lore.loss(*stock_losses(agent, DREAMER))
         loss.actor_loss.updates.fill_(7)  # as of a checkpoint
+        if restored:  # alone, as the training script does
+            lore.service.load_state_dict(lore.service.state_dict())
         collector = collect(lore.advise(env), agent.policy(lore.policy()))
         for batch in collector:
             lore.observe(batch)
         collector.shutdown(close_env=False)
-    assert len(told) == 1 and "budget begins anew" in told[0]
+    assert len(told) == (0 if restored else 1)
+    assert restored or "budget begins anew" in told[0]

@@ -65,7 +65,7 @@ class LoRe:
 
         lore = LoRe(actor=actor, value=critic, advisor=advisor, describer=describer)
         env = lore.advise(env)                                  # 1. the environment asks
-        policy = lore.policy()                                  # 2. in the stock actor's place
+        policy = lore.policy()                                  # 2. takes the stock actor's place
         loss = lore.loss(model_loss, actor_loss, value_loss)    # 3. around the stock losses
         for batch in collector:
             lore.observe(batch)
@@ -76,8 +76,8 @@ class LoRe:
     (:class:`~lore_torchrl.objectives.LoReActorLoss`). Imagination and losses keep the stock actor.
 
     Args:
-        config: Settings; every default is that of the published results. Default:
-            ``LoReConfig()``.
+        config: Settings, by default those of the published results, which also use
+            :meth:`returns` and :meth:`imitation_sampler`. Default: ``LoReConfig()``.
 
     Keyword Args:
         actor: Stock actor over ``state`` and ``belief``, categorical or Gaussian.
@@ -153,7 +153,6 @@ class LoRe:
             exhausted=lambda: self.service.budget.remaining == 0,
             device=self.device,
         )
-        self._restored = False
         self._batches = 0
         self._loss: LoReActorLoss | None = None
 
@@ -193,7 +192,7 @@ class LoRe:
         )
 
     def policy(self) -> TensorDictModuleBase:
-        """Return what stands in the stock actor's place in the policy that collects.
+        """Return what takes the stock actor's place in the policy that collects.
 
         The policy that is evaluated keeps the stock actor: it acts without advice.
         """
@@ -294,7 +293,9 @@ class LoRe:
             self.observer(batch)
 
     def _check_restored(self) -> None:
-        if self._loss is not None and not self._restored and int(self._loss.updates) > 0:
+        service = self.service
+        kept = service.restored or service.cache.store is not None or not service.budget.total
+        if self._loss is not None and not kept and int(self._loss.updates) > 0:
             torchrl_logger.warning(
                 "The loss was restored and the advice was not: the budget begins anew. Save and "
                 'restore lore.state_dict() too, as by checkpoint.register("advice", lore).'
@@ -352,7 +353,6 @@ class LoRe:
         if self.bandit is not None:
             self.bandit.load_state_dict(state_dict["bandit"])
         self.observer.load_state_dict(state_dict["observer"])
-        self._restored = True
 
     def close(self) -> None:
         """Release the advisor's thread and the store, within ``config.calls.drain_s`` + 2 s."""

@@ -170,6 +170,8 @@ class AdviceService:
         self.mode = mode
         self.max_in_flight = max_in_flight
         self.counters = CallCounters()
+        #: Whether progress was restored, by :meth:`load_state_dict`.
+        self.restored = False
         self._tickets = TicketTable()
         self._last_id = 0
         # Guards counters and tickets, where the caller's thread and the loop's meet. It is
@@ -687,6 +689,7 @@ class AdviceService:
         Args:
             state: What :meth:`state_dict` returned.
         """
+        self.restored = True
         self.budget.load_state_dict(state["budget"])
         self.policy.load_state_dict(state["policy"])
         self.cache.load_state_dict(state["cache"])
