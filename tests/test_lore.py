@@ -94,6 +94,32 @@ def test_learned_parts_are_built_where_they_are_on(env_and_agent):
         assert list(lore.parameters()) == list(lore.actor.prior_net.parameters())
 
 
+def test_a_describer_needs_no_abstract_states(env_and_agent):
+    env, agent = env_and_agent
+
+    class Exact:
+        def __init__(self, inner):
+            self.in_keys, self.actions = inner.in_keys, inner.actions
+            self.observe, self.cache_key, self.request = (
+                inner.observe,
+                inner.cache_key,
+                inner.request,
+            )
+
+    with LoRe(
+        actor=agent.actor,
+        value=agent.value,
+        advisor=ScriptedAdvisor(MiniGridPlanner()),
+        describer=Exact(MiniGridDescriber()),
+    ) as lore:
+        collector = collect(lore.advise(env), agent.policy(lore.policy()), batches=2)
+        for batch in collector:
+            lore.observe(batch)
+        collector.shutdown(close_env=False)
+        stats = lore.stats()
+        assert stats["advice/calls"] > 0 and stats["advice/cache_near_hits"] == 0
+
+
 def test_nothing_is_built_for_the_baseline(env_and_agent):
     with pytest.raises(ValueError, match=r"lore\.enabled"):
         make(env_and_agent[1], LoReConfig(enabled=False))

@@ -84,7 +84,8 @@ class LoRe:
         value: Critic of the same states. Its two-hot logits tell the gate their variance; for one
             without set ``config.gate.value_weight=0``.
         advisor: Whom to ask: an object with ``async advise(requests)``.
-        describer: Turns observations into questions.
+        describer: Turns observations into questions. Answers are shared within abstract states
+            where it has a ``coarse_key``.
         latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
             ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
         scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
@@ -184,7 +185,7 @@ class LoRe:
             self._describer,
             beta_key=keys.BETA if self.actor.prior_net is None else keys.NEED,
             success_key=self._success_key,
-            coarse=calls.coarse,
+            coarse=calls.coarse and hasattr(self._describer, "coarse_key"),
             refute=calls.refute,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
