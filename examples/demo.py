@@ -21,6 +21,7 @@ from tqdm import tqdm
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run_lock import file_lock
+from lore_torchrl.experiments.launch import ENVIRONMENT
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 RUNS = {"LoRe": [], "stock DreamerV3": ["lore=off"]}
@@ -42,7 +43,7 @@ def start(folder: Path, overrides: list[str], args: argparse.Namespace) -> subpr
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **ENVIRONMENT},
         )
 
 
