@@ -33,10 +33,14 @@ from lore_torchrl.envs.minigrid import MiniGridDescriber, MiniGridPlanner
 from lore_torchrl.experiments import bootstrap
 
 VARIANTS = {
-    "exact situations only": {"coarse": False, "coarse_votes": None, "refute": False},
-    "latest answer of the class": {"coarse_votes": None, "refute": False},
-    "votes": {"refute": False},
-    "votes, no-effect advice dropped": {},
+    "exact situations only": {
+        "abstract_states": False,
+        "answers_averaged": None,
+        "noop_filter": False,
+    },
+    "latest answer of the abstract state": {"answers_averaged": None, "noop_filter": False},
+    "averaged": {"noop_filter": False},
+    "averaged, no-ops filtered": {},
 }
 
 

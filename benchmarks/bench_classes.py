@@ -6,7 +6,7 @@ Run from the project's root::
 
 A player that remembers what it has seen follows the planner but for half of its steps, which
 are random, and asks about every situation: of its steps, in order, the share whose exact key
-or whose class (``coarse_key``) one of at most ``--calls`` answers before has served, and how
+or whose class (``abstract_state``) one of at most ``--calls`` answers before has served, and how
 many of the answers that a class served are what the planner says of the situation itself.
 """
 
@@ -34,8 +34,8 @@ ROOMS = (
 
 def play(room: str, steps: int) -> list[tuple[str, str, int]]:
     """Return key, class and advice of each step."""
-    family = MiniGrid(room)
-    describer, planner = family.make_describer(memory=True), family.make_planner()
+    adapter = MiniGrid(room)
+    describer, planner = adapter.make_describer(memory=True), adapter.make_planner()
     generator = np.random.default_rng(0)
     env = gym.make(room)
     seen = _seen(env.reset(seed=row_seed(0, 0, evaluation=True))[0])
@@ -47,7 +47,7 @@ def play(room: str, steps: int) -> list[tuple[str, str, int]]:
         drawn = int(generator.integers(len(request.actions)))
         if values is not None:
             best = int(np.argmax(values))
-            asked.append((request.cache_key, describer.coarse_key(0, seen), best))
+            asked.append((request.cache_key, describer.abstract_state(0, seen), best))
             last = drawn if generator.random() < 0.5 else best
         else:
             last = drawn

@@ -7,7 +7,7 @@ Run from the project's root::
 Held-out worlds, one episode each of ``--steps`` steps. ``planner`` and ``random`` act by
 themselves: mean number of achievements of 22, with a 95% bootstrap interval over episodes.
 ``mixed`` follows the planner but for 40% random steps, and asks about every situation: of its
-steps, in order, the share whose exact key or whose class (``coarse_key``) one of at most
+steps, in order, the share whose exact key or whose class (``abstract_state``) one of at most
 ``--calls`` answers before has served, and how many of the answers that a class served are what
 the planner says of the situation itself.
 """
@@ -28,18 +28,18 @@ from lore_torchrl.experiments import bootstrap
 
 def play(episodes: int, steps: int, chance: float) -> tuple[list[int], list[tuple[str, str, int]]]:
     """Play, and return what each episode unlocked, and key, class and advice of each step."""
-    family = Crafter(max_steps=steps)
-    describer, planner = family.make_describer(), family.make_planner()
+    adapter = Crafter(max_steps=steps)
+    describer, planner = adapter.make_describer(), adapter.make_planner()
     generator = np.random.default_rng(0)
     unlocked, asked = [], []
     for row in range(episodes):
-        env = family.make_gym()
+        env = adapter.make_gym()
         observation, _ = env.reset(seed=row_seed(0, row, evaluation=True))
         over = False
         while not over:
             request = describer.request(0, observation)
             best = int(np.argmax(planner(request)))
-            asked.append((request.cache_key, describer.coarse_key(0, observation), best))
+            asked.append((request.cache_key, describer.abstract_state(0, observation), best))
             drawn = int(generator.integers(len(ACTIONS)))
             action = drawn if generator.random() < chance else best
             observation, _, terminated, truncated, _ = env.step(action)

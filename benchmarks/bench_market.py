@@ -65,10 +65,10 @@ def rules(cost: float) -> dict[str, Rule]:
     }
 
 
-def own_returns(family: FinancialRegimes, rule: Rule, episodes: int) -> np.ndarray:
+def own_returns(adapter: FinancialRegimes, rule: Rule, episodes: int) -> np.ndarray:
     """Return each held-out episode's return, percent."""
-    keys = family.make_describer().in_keys
-    env = family.make_env(num_envs=episodes, seed=0, evaluation=True)
+    keys = adapter.make_describer().in_keys
+    env = adapter.make_env(num_envs=episodes, seed=0, evaluation=True)
 
     def policy(tensordict: TensorDict) -> TensorDict:
         seen = {key: tensordict[key].numpy() for key in keys}
@@ -113,8 +113,8 @@ def main() -> None:
         if args.market.startswith("torchrl"):
             returns = torchrl_returns(price, rule, args.episodes)
         else:
-            family = FinancialRegimes(regimes=STOCK if args.market == "stock" else None)
-            returns = own_returns(family, rule, args.episodes)
+            adapter = FinancialRegimes(regimes=STOCK if args.market == "stock" else None)
+            returns = own_returns(adapter, rule, args.episodes)
         mean, low, high = bootstrap(lambda x: x.mean(-1), returns)
         print(
             f"| {name} | {mean:.1f} | {low:.1f} to {high:.1f} | {(returns > 0).mean():.2f} |",

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.advisors.show import ask_once
 from lore_torchrl.configs import register_configs
-from lore_torchrl.dreamer.acting import family_of
+from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.envs.adapter import planner_of, sample_request
@@ -32,15 +32,15 @@ def main(config: DictConfig) -> None:
     hide_secrets(config)
     try:
         env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
-        family = family_of(env)
+        adapter = adapter_of(env)
         request = sample_request(
-            family,
+            adapter,
             steps=config.steps,
             seed=config.seed,
             memory=env.memory,
             image=getattr(advisor, "send_image", False),
         )
-        advisor = build_advisor(advisor, planner=planner_of(family), seed=config.seed)
+        advisor = build_advisor(advisor, planner=planner_of(adapter), seed=config.seed)
         report, advised = asyncio.run(ask_once(advisor, request))
     except Exception as error:
         # Hydra wraps what a constructor raised; its first cause says what to change.

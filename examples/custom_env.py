@@ -48,7 +48,7 @@ class LockDescriber(MemorylessDescriber):
     def cache_key(self, row, observation):
         return str(observation["observation"].argmax())
 
-    coarse_key = cache_key
+    abstract_state = cache_key
 
     def request(self, row, observation):
         key = self.cache_key(row, observation)
@@ -73,6 +73,6 @@ class NextSwitch:
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    env = EnvConfig(family="custom_env.LockAdapter", id="Lock")
+    env = EnvConfig(adapter="custom_env.LockAdapter", id="Lock")
     config = TrainConfig(env=env, total_steps=steps, output_dir="outputs/custom_env")
     print(f"held-out success {train(config, advisor=NextSwitch())['eval/success']:.2f}")

@@ -39,7 +39,7 @@ class CartPoleDescriber:
         _, _, angle, velocity = observation["observation"]
         return f"{angle:.2f},{velocity:.1f}"
 
-    def coarse_key(self, row, observation):
+    def abstract_state(self, row, observation):
         """Return the side to which the pole is falling."""
         _, _, angle, velocity = observation["observation"]
         return "right" if angle + velocity / 4 > 0 else "left"
@@ -124,7 +124,7 @@ def main(config: DictConfig) -> None:
     if config.calls:
         with recipe.lore as lore:
             stats = lore.stats()
-            hits = stats["advice/cache_hits"] + stats["advice/cache_near_hits"]
+            hits = stats["advice/cache_hits"] + stats["advice/cache_shared_hits"]
             print(f"{lore.service.budget.spent} calls, {hits:.0f} answers from the cache")
 
 

@@ -42,8 +42,8 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(drain_s=-1), "drain_s=-1"),
         (lambda: configs.CallsConfig(max_cost=0), "max_cost=0"),
         (lambda: configs.CallsConfig(ttl_steps=0), "ttl_steps=0"),
-        (lambda: configs.CallsConfig(coarse_votes=0), "coarse_votes=0"),
-        (lambda: configs.CallsConfig(coarse=False), "coarse_votes=null"),
+        (lambda: configs.CallsConfig(answers_averaged=0), "answers_averaged=0"),
+        (lambda: configs.CallsConfig(abstract_states=False), "answers_averaged=null"),
         (lambda: configs.PriorNetConfig(threshold=1.5), "threshold=1.5"),
         (lambda: configs.BanditConfig(segment_steps=0), "segment_steps=0"),
         (lambda: configs.DisagreementConfig(num_members=1), "num_members=1"),
@@ -157,8 +157,8 @@ PARTS = {
         "loss.multiplier_lr": 0.001,
     },
     "no_projection": {"mixer.max_kl": float("inf")},
-    "no_votes": {"calls.coarse": False, "calls.coarse_votes": None},
-    "no_refute": {"calls.refute": False},
+    "no_averaging": {"calls.abstract_states": False, "calls.answers_averaged": None},
+    "no_noop_filter": {"calls.noop_filter": False},
     "prior_net": {"prior_net.enabled": True},
     "prior": {"loss.prior_weight": 1.0},
     "constraint": {"loss.multiplier_lr": 0.001},
@@ -258,7 +258,7 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     assert d.calls.ttl_steps == 1, "no answer is kept"
     most_envs = max(compose(f"experiment={name}").env.num_envs for name in experiments())
     assert e.calls.cooldown > most_envs, "a pause of no more than one vector step is none"
-    own = replace(lore.calls, cooldown=40, coarse_votes=3, refute=False)
+    own = replace(lore.calls, cooldown=40, answers_averaged=3, noop_filter=False)
     assert e.calls == own and f.prior_net.enabled
 
 
@@ -436,3 +436,21 @@ def test_the_worked_cost_adds_up_and_is_the_advisors_formula():
     usage = advisor._usage({"usage": tokens})
     assert calls * usage.cost == pytest.approx(said)
     assert calls == compose("experiment=doorkey8x8").lore.calls.budget
+
+
+def test_an_old_name_is_refused_by_naming_the_new_one():
+    words = ["lore.calls.coarse=false", "+env.family=x", "ablation=no_votes", "seed=1"]
+    with pytest.raises(SystemExit) as refused:
+        configs.refuse_old_names(words)
+    assert str(refused.value).splitlines() == [
+        "ablation=no_votes is now ablation=no_averaging",
+        "lore.calls.coarse is now lore.calls.abstract_states",
+        "env.family is now env.adapter",
+    ]
+    configs.refuse_old_names(["lore.calls.abstract_states=false", "ablation=no_averaging"])
+
+
+def test_a_saved_run_is_read_under_its_old_names():
+    saved = {"env": {"family": "mine.Adapter"}, "lore": {"calls": {"coarse_votes": 3}}}
+    config = configs.restore_config(saved)
+    assert config.env.adapter == "mine.Adapter" and config.lore.calls.answers_averaged == 3

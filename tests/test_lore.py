@@ -117,7 +117,7 @@ def test_a_describer_needs_no_abstract_states(env_and_agent):
             lore.observe(batch)
         collector.shutdown(close_env=False)
         stats = lore.stats()
-        assert stats["advice/calls"] > 0 and stats["advice/cache_near_hits"] == 0
+        assert stats["advice/calls"] > 0 and stats["advice/cache_shared_hits"] == 0
 
 
 def test_nothing_is_built_for_the_baseline(env_and_agent):

@@ -18,7 +18,7 @@ number of actions.
 | :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
 | :data:`MIX_LOC` | ``[*B, A]`` | float32 | location of the mixed policy, for continuous actions |
 | :data:`MIX_SCALE` | ``[*B, A]`` | float32 | its scale |
-| :data:`NEED` | ``[*B, 1]`` | float32 | weight that bought advice would add |
+| :data:`ACQUISITION` | ``[*B, 1]`` | float32 | weight that bought advice would add |
 | :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was at hand, see the ``ORIGIN_*`` constants |
 | :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
 | :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
@@ -56,7 +56,7 @@ SOURCE_POLICY = 0
 SOURCE_ADVICE = 1
 SOURCE_RANDOM = 2
 
-NEED = "lore_need"
+ACQUISITION = "lore_acquisition"
 ORIGIN = "lore_origin"
 PRIOR_NET_LOGITS = "prior_net_logits"
 PRIOR_NET_CONFIDENCE = "prior_net_confidence"

@@ -85,7 +85,7 @@ class LoRe:
             without set ``config.gate.value_weight=0``.
         advisor: Whom to ask: an object with ``async advise(requests)``.
         describer: Turns observations into questions. Answers are shared within abstract states
-            where it has a ``coarse_key``.
+            where it has an ``abstract_state``.
         latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
             ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
         scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
@@ -183,10 +183,10 @@ class LoRe:
         return AdviceTransform(
             self.service,
             self._describer,
-            beta_key=keys.BETA if self.actor.prior_net is None else keys.NEED,
+            beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
             success_key=self._success_key,
-            coarse=calls.coarse and hasattr(self._describer, "coarse_key"),
-            refute=calls.refute,
+            abstract_states=calls.abstract_states and hasattr(self._describer, "abstract_state"),
+            noop_filter=calls.noop_filter,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,
@@ -542,8 +542,8 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         store=store,
         ttl_steps=c.ttl_steps,
         radius=c.radius,
-        answers_per_state=c.coarse_votes,
-        first_visits=c.vote_visits,
+        answers_per_state=c.answers_averaged,
+        first_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
     return AdviceService(

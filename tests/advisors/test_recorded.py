@@ -721,7 +721,7 @@ def test_states_without_an_answer_are_counted_and_masked(tmp_path):
     path = state_lines(tmp_path / "states.jsonl", {"class": "wall", "logits": [3, -2]})
     absent, unknown = answers(RecordedAdvisor(path), state_request("gap"), state_request(None))
     assert isinstance(absent, NotRecordedError) and "'gap'" in str(absent)
-    assert isinstance(unknown, NotRecordedError) and "coarse_key()" in str(unknown)
+    assert isinstance(unknown, NotRecordedError) and "abstract_state()" in str(unknown)
     with pytest.raises(FatalAdviceError, match="'gap'"):
         answers(RecordedAdvisor(path, missing="error"), state_request("gap"))
     other = state_lines(
@@ -740,7 +740,7 @@ def test_the_transform_tells_the_abstract_state(tmp_path):
     env = MiniGrid("MiniGrid-DoorKey-8x8-v0").make_env(num_envs=4, seed=1)
     td = env.reset()
     states = {
-        describer.coarse_key(
+        describer.abstract_state(
             row,
             {k: td[k][row].numpy() for k in ("image", "direction")}
             | {"mission": "use the key to open the door and then get to the goal"},

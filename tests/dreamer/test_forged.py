@@ -80,7 +80,7 @@ def test_the_forgery_is_a_real_one(tmp_path):
 
 
 def set_family(path):
-    return lambda config: config["env"].update(family=path)
+    return lambda config: config["env"].update(adapter=path)
 
 
 def set_advisor(settings):

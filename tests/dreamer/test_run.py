@@ -299,7 +299,7 @@ def test_figures_are_drawn(tmp_path):
 
 
 def test_a_picture_that_the_family_does_not_draw_is_refused_before_the_first_step(tmp_path):
-    env = EnvConfig(family="lore_torchrl.envs.frozen_lake.FrozenLake", id="FrozenLake-v1")
+    env = EnvConfig(adapter="lore_torchrl.envs.frozen_lake.FrozenLake", id="FrozenLake-v1")
     sends = {"send_image": True}
     # Of a server that another advisor asks, too.
     for advisor in (sends, {"_target_": "some.Flawed", "advisor": sends}):

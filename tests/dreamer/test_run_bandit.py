@@ -158,7 +158,9 @@ def test_calls_dry_up(tmp_path):
 def test_a_good_advisor_that_turns(tmp_path, seed):
     """Within 60 advised segments of the turn it hardly acts any more."""
     # Answers live for 64 steps: longer, and the cache would hide the turn.
-    calls = CallsConfig(budget=10_000, ttl_steps=64, coarse=False, coarse_votes=None, refute=False)
+    calls = CallsConfig(
+        budget=10_000, ttl_steps=64, abstract_states=False, answers_averaged=None, noop_filter=False
+    )
     config = tiny_config(
         tmp_path / "run",
         seed=seed,

@@ -140,7 +140,7 @@ def test_many_states_are_described(make):
             describer.observe(row, seen, None, reset=True)
             request = describer.request(row, seen)
             key = describer.cache_key(row, seen)
-            assert request.cache_key == key and isinstance(describer.coarse_key(row, seen), str)
+            assert request.cache_key == key and isinstance(describer.abstract_state(row, seen), str)
             assert texts.setdefault(key, request.description) == request.description
             values = planner(request)
             assert len(values) == len(describer.actions) and np.isfinite(values).all()
@@ -227,7 +227,7 @@ def test_impossible_snakes(settings, message):
 )
 def test_a_whole_run_and_pictures_of_it(name, tmp_path):
     path = f"lore_torchrl.envs.{name}"
-    env = EnvConfig(family=path, id="FrozenLake-v1", num_envs=2, max_steps=20)
+    env = EnvConfig(adapter=path, id="FrozenLake-v1", num_envs=2, max_steps=20)
     config = tiny_config(tmp_path / "run", total_steps=112, env=env, checkpoint_interval=112)
     config.lore.calls.budget = 20
     summary = train(config)
@@ -242,7 +242,7 @@ def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
     import custom_env
 
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 80
-    env = EnvConfig(family="custom_env.LockAdapter", id="Lock", num_envs=2, max_steps=20)
+    env = EnvConfig(adapter="custom_env.LockAdapter", id="Lock", num_envs=2, max_steps=20)
     config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=112)
     assert train(config, advisor=custom_env.NextSwitch())["advice/calls"] > 0
     lock = custom_env.LockAdapter("Lock", max_steps=2).make_gym()
@@ -306,7 +306,7 @@ def test_an_environment_that_cannot_be_drawn_says_so():
 
 def test_an_advisor_that_needs_a_planner_says_so(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    env = EnvConfig(family="custom_env.LockAdapter", id="Lock", num_envs=2)
+    env = EnvConfig(adapter="custom_env.LockAdapter", id="Lock", num_envs=2)
     config = TrainConfig(env=env, output_dir=str(tmp_path), lore=LoReConfig(calls=CallsConfig()))
     with pytest.raises(ValueError, match=r"needs a planner.*make_planner"):
         train(config)

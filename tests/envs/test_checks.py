@@ -138,8 +138,8 @@ def test_a_planner_is_asked_once_at_the_start(values, fits):
 
 
 def test_what_a_run_needs_beyond_that_is_named():
-    with pytest.raises(TypeError, match=r"no coarse_key\(\).*lore.calls.coarse=false"):
-        check_adapter(Own(), coarse=True)
+    with pytest.raises(TypeError, match=r"no abstract_state\(\).*lore.calls.abstract_states=false"):
+        check_adapter(Own(), abstract_states=True)
     with pytest.raises(ValueError, match=r"'action_mask', which lore\.epsilon"):
         check_adapter(FrozenLake(), masked=True)
     with pytest.raises(ValueError, match=r"FrozenLakeDescriber.request\(\) holds no picture"):
@@ -223,10 +223,10 @@ def test_a_path_that_leads_nowhere():
 
 
 def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):
-    monkeypatch.setattr(FrozenLakeDescriber, "coarse_key", lambda *_: 3)
+    monkeypatch.setattr(FrozenLakeDescriber, "abstract_state", lambda *_: 3)
     check_adapter(FrozenLake())
-    with pytest.raises(TypeError, match=r"coarse_key\(\) must return text, got int"):
-        check_adapter(FrozenLake(), coarse=True)
+    with pytest.raises(TypeError, match=r"abstract_state\(\) must return text, got int"):
+        check_adapter(FrozenLake(), abstract_states=True)
     monkeypatch.undo()
     observed = []
     monkeypatch.setattr(

@@ -170,7 +170,7 @@ def observed(cells, facing, unlocked=EASY, **held):
 
 
 def test_situations_are_told_apart_by_what_is_of_use_now():
-    key = partial(CrafterDescriber().coarse_key, 0)
+    key = partial(CrafterDescriber().abstract_state, 0)
     tree_and_water = {(2, 1): "tree", (-1, 0): "water"}
     assert key(observed(tree_and_water, RIGHT)) == "||0|right|free|tree 11 0"
     assert key(observed(tree_and_water, LEFT)) == "||0|left|blocked|tree 11 0"
@@ -332,7 +332,7 @@ def test_every_situation_can_be_described_drawn_and_planned_for():
         assert len(values) == len(ACTIONS) and max(values) == 1.0
         # One key, one text.
         assert texts.setdefault(request.cache_key, request.description) == request.description
-        assert describer.coarse_key(0, observation).count("|") == 5
+        assert describer.abstract_state(0, observation).count("|") == 5
         if index % 50 == 0:
             assert Image.open(io.BytesIO(request.image)).size == (288, 288)
         describer.image = True
@@ -374,7 +374,7 @@ def test_score_and_rates():
 def test_a_whole_run(observe, tmp_path):
     options = {"observe": observe, "area": [16, 16], "goal": "collect_sapling"}
     env = EnvConfig(
-        family="lore_torchrl.envs.crafter.Crafter",
+        adapter="lore_torchrl.envs.crafter.Crafter",
         id="Crafter",
         num_envs=2,
         max_steps=24,
@@ -396,7 +396,7 @@ def test_a_whole_run(observe, tmp_path):
 
 
 def test_what_the_policy_is_to_see_is_checked():
-    sizes = check_adapter(Crafter(observe="both", **SMALL), coarse=True, masked=True)
+    sizes = check_adapter(Crafter(observe="both", **SMALL), abstract_states=True, masked=True)
     assert sizes == (1282, (3, 64, 64), 17, None)
     assert check_adapter(Crafter(observe="pixels", **SMALL))[:2] == (None, (3, 64, 64))
     assert check_adapter(Crafter(**SMALL), image=True)[1] is None

@@ -146,13 +146,13 @@ def test_the_text_tells_trend_volatility_regime_position_and_cost():
     ):
         assert words in request.description
     assert request.cache_key == "19d 0.001 +2.5 +2 0.3 in+1"
-    assert describer.coarse_key(0, rising) == "19d 0.001 rising turbulent in"
+    assert describer.abstract_state(0, rising) == "19d 0.001 rising turbulent in"
     falling = observation(wave(-0.004, 0.1 / 252**0.5), day=242)
     text = describer.request(0, falling).description
     assert "fell by about" in text and "falling and calm" in text and "hold no share" in text
     assert "10 days or fewer are left" in text
     flat = observation(wave(0.0, 0.2 / 252**0.5))
-    assert describer.coarse_key(0, flat) == "19d 0.001 flat moving out"
+    assert describer.abstract_state(0, flat) == "19d 0.001 flat moving out"
 
 
 def test_situations_come_again():

@@ -44,7 +44,7 @@ def gym_envs(env):
 
 def test_a_room_with_fewer_actions_has_a_describer_of_them():
     adapter = MiniGrid("MiniGrid-Dynamic-Obstacles-5x5-v0")
-    assert check_adapter(adapter, coarse=True).num_actions == 3
+    assert check_adapter(adapter, abstract_states=True).num_actions == 3
     describer = adapter.make_describer()
     request = sample_request(adapter)
     assert request.actions == describer.actions == ("left", "right", "forward")
@@ -68,7 +68,7 @@ def test_what_done_means_is_in_the_keys():
     env = valid.make_env(num_envs=1, seed=0)
     seen = read_row(env.reset(), 0, ["image", "direction", "mission"])
     env.close()
-    keys = {adapter.make_describer().coarse_key(0, seen) for adapter in (silent, valid)}
+    keys = {adapter.make_describer().abstract_state(0, seen) for adapter in (silent, valid)}
     assert len(keys) == 2
 
 
@@ -286,7 +286,7 @@ def test_a_thousand_remembered_maps_are_described():
             describer.observe(row, seen, None if begins else action, reset=begins)
             request = describer.request(row, seen)
             assert request.cache_key == describer.cache_key(row, seen)
-            assert isinstance(describer.coarse_key(row, seen), str)
+            assert isinstance(describer.abstract_state(row, seen), str)
             values = planner(request)
             assert values is None or np.isfinite(values).all()
             action = int(rollout["action"][row, time].argmax())

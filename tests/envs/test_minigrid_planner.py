@@ -367,7 +367,7 @@ def abstract_state(things, mission="", *, carrying=None):
     if carrying is not None:
         view[3, 6] = carrying
     seen = {"image": view, "direction": np.array([0]), "mission": mission}
-    return MiniGridDescriber().coarse_key(0, seen)
+    return MiniGridDescriber().abstract_state(0, seen)
 
 
 RED, BLUE, YELLOW = 0, 2, 4

@@ -39,7 +39,7 @@ from lore_torchrl.inspection import draw, play
 from lore_torchrl.service import AdviceService, CallBudget
 from lore_torchrl.transforms import AdviceTransform
 
-FAMILY = "lore_torchrl.envs.pendulum.Pendulum"
+ADAPTER = "lore_torchrl.envs.pendulum.Pendulum"
 
 
 def test_the_planner_swings_up_and_holds_on_held_out_seeds():
@@ -146,7 +146,7 @@ def test_a_question_tells_of_its_rounded_situation():
     assert "leaning to the left, at 90 degrees, turning clockwise at 2.00" in request.description
     assert request.cache_key == "90,-2.0" == describer.cache_key(0, seen(84.0, -1.6))
     assert describer.cache_key(0, seen(3.0, 0.3)) == "5,0.5"
-    assert describer.coarse_key(0, seen(3.0, 0.3)) == "0,0.0"
+    assert describer.abstract_state(0, seen(3.0, 0.3)) == "0,0.0"
     assert describer.cache_key(0, seen(179.0, 0.0)) == describer.cache_key(0, seen(-179.0, 0.0))
     values = PendulumPlanner()(describer.request(0, seen(20.0, 0.0)))
     assert list(TORQUES)[int(np.argmax(values))] == "strong clockwise"
@@ -232,7 +232,7 @@ class TestCheck:
 
 
 def config(folder, **lore):
-    env = EnvConfig(family=FAMILY, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
+    env = EnvConfig(adapter=ADAPTER, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
     env.max_steps = 20
     return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**lore))
 
@@ -242,7 +242,7 @@ def test_a_whole_run_with_advice(tmp_path):
     loss, bandit = LossConfig(imitation_weight=0.0, prior_weight=0.3), BanditConfig(enabled=False)
     made = config(tmp_path / "run", loss=loss, bandit=bandit)
     made.checkpoint_interval = 80
-    made.lore.calls.refute = False
+    made.lore.calls.noop_filter = False
     summary = train(made)
     assert summary["advice/calls"] > 0 and summary["lore/kl"] > 0
     assert summary["loss/lore_prior"] > 0 and math.isfinite(summary["loss/actor"])

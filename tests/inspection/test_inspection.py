@@ -74,8 +74,8 @@ def test_without_calls_nothing_is_asked(run):
             raise AssertionError("was asked")
 
     moments = [m for e in play(run, episodes=3, advisor=Loud()).episodes for m in e.moments]
-    assert {m.source for m in moments} <= {"none", "cache", "class", "PriorNet"}
-    assert {"cache", "class"} & {m.source for m in moments}, "what was bought is shown"
+    assert {m.source for m in moments} <= {"none", "cache", "abstract state", "PriorNet"}
+    assert {"cache", "abstract state"} & {m.source for m in moments}, "what was bought is shown"
 
 
 def test_new_questions_are_bounded(run):
@@ -100,12 +100,12 @@ def test_the_runs_advisor_need_not_be_there(run):
             return [None] * len(requests)
 
     shown = {m.source for e in play(run, episodes=4, seed=3).episodes for m in e.moments}
-    assert "class" in shown and "call" not in shown
+    assert "abstract state" in shown and "call" not in shown
     asked = play(run, episodes=4, seed=3, calls=20, advisor=planner())
     sources = {m.source for e in asked.episodes for m in e.moments}
-    assert {"call", "cache", "class"} <= sources, "own and lent answers are told apart"
+    assert {"call", "cache", "abstract state"} <= sources, "own and lent answers are told apart"
     strange = {m.source for e in play(run, episodes=2, advisor=Gone()).episodes for m in e.moments}
-    assert not strange & {"cache", "class"}, "answers of another model are not shared"
+    assert not strange & {"cache", "abstract state"}, "answers of another model are not shared"
 
 
 def test_a_store_of_the_run_is_left_alone(tmp_path):

@@ -88,7 +88,7 @@ def test_a_segment_without_advice_is_the_actors_own():
     assert torch.equal(found["action_log_prob"], stock["action_log_prob"])
     # Answers also serve later segments: calls go on, and who advises is told.
     sure = found[keys.PRIOR_NET_CONFIDENCE]
-    torch.testing.assert_close(found[keys.NEED], found[keys.BETA] * (1 - sure))
+    torch.testing.assert_close(found[keys.ACQUISITION], found[keys.BETA] * (1 - sure))
     assert (found[keys.BETA] > 0).all() and (found[keys.ORIGIN] == keys.ORIGIN_ADVISOR).all()
 
 
@@ -107,7 +107,7 @@ def test_prior_net_is_the_fallback_where_nobody_advised():
     expected = mixed(out, out[keys.BETA], logits, sure)
     torch.testing.assert_close(out[keys.MIX_LOGITS][fallback], expected[fallback])
     assert (out[keys.KL].flatten()[origin == keys.ORIGIN_NONE] == 0).all()
-    torch.testing.assert_close(out[keys.NEED], out[keys.BETA] * (1 - sure))
+    torch.testing.assert_close(out[keys.ACQUISITION], out[keys.BETA] * (1 - sure))
     assert torch.equal(out[keys.PRIOR_NET_LOGITS], logits)
 
 
@@ -117,7 +117,7 @@ def test_a_broken_network_does_not_stop_the_calls():
         prior_net.network.model[-1].bias[-1] = float("nan")
     out = act(lore(prior_net=prior_net), advised(mask=False))
     assert out[keys.PRIOR_NET_CONFIDENCE].isnan().all() and (out[keys.BETA] > 0).all()
-    assert torch.equal(out[keys.NEED], out[keys.BETA])
+    assert torch.equal(out[keys.ACQUISITION], out[keys.BETA])
     assert (out[keys.ORIGIN] == keys.ORIGIN_NONE).all() and (out[keys.KL] == 0).all()
 
 

@@ -118,7 +118,7 @@ def test_a_no_op_is_filtered_and_asked_about_again():
     with make_service() as service:
         assert step(service, "wall") == [(1, LEFT, False)]
         assert step(service, "wall", no_op=0) == [(2, RIGHT, False)]
-        assert service.stats()["refuted"] == 1
+        assert service.stats()["noops_filtered"] == 1
 
 
 def test_the_last_questions_are_remembered_by_their_number():

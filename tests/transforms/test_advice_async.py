@@ -195,16 +195,18 @@ def test_blocking_advice_carries_the_number_of_its_question():
 
 
 class Coarse(Describe):
-    def coarse_key(self, row, observation):
+    def abstract_state(self, row, observation):
         return str(int(observation["observation"][0]) // 100)
 
 
 def test_situations_of_one_abstract_state_share_advice():
     with AdviceService(Know(), budget=CallBudget(10)) as service:
-        env = make_env(service, lengths=(9, 9), describer=Coarse(), require_key=None, coarse=True)
+        env = make_env(
+            service, lengths=(9, 9), describer=Coarse(), require_key=None, abstract_states=True
+        )
         rollout = env.rollout(5, Act())
         assert sorted(service.advisor.asked) == [0, 101]
-        assert service.stats()["cache_near_hits"] > 0
+        assert service.stats()["cache_shared_hits"] > 0
     assert rollout["llm_mask"][0].all()
 
 
@@ -213,7 +215,9 @@ def test_a_fallback_is_no_answer_to_the_question_asked_meanwhile(held):
     replay, late = make_replay(10), LateAdvice()
     cache = AdviceCache(answers_per_state=2, first_visits=2)
     with AdviceService(held, budget=CallBudget(2), cache=cache, mode="async") as service:
-        env = make_env(service, lengths=(9,), describer=Coarse(), require_key=None, coarse=True)
+        env = make_env(
+            service, lengths=(9,), describer=Coarse(), require_key=None, abstract_states=True
+        )
         env.reset()
         service.drain(30.0)
         held.let.clear()

@@ -101,7 +101,7 @@ _LONGEST_RAW = 65_536
 # Advisors report strange numbers; SQLite's integers have 64 bits.
 _MOST_TOKENS = 2**53
 _NEEDED = {
-    "abstract_state": "coarse_key(), which it does not have",
+    "abstract_state": "abstract_state(), which it does not have",
     "view": "facts 'view' and 'direction', which it does not give",
 }
 

@@ -84,26 +84,30 @@ class CallsConfig(Settings):
     ttl_steps: int | None = setting(
         None, "Steps after which an answer expires; null for never.", gt=0
     )
-    coarse: bool = setting(
+    abstract_states: bool = setting(
         True,
         "`true`: where a state is unknown, advice for one of the same abstract state serves (in "
         "MiniGrid: what is carried, what is ahead, where things lie by side and distance).",
+        was="coarse",
     )
-    coarse_votes: int | None = setting(
+    answers_averaged: int | None = setting(
         5,
         "Answers that are averaged for an abstract state, so that the others outvote a wrong one. "
         "null lets the latest serve, and a state's own answer go before it.",
         gt=0,
+        was="coarse_votes",
     )
-    vote_visits: int = setting(
+    averaging_visits: int = setting(
         8,
         "Visits to an abstract state before its second answer, doubled for each further one.",
         ge=1,
+        was="vote_visits",
     )
-    refute: bool = setting(
+    noop_filter: bool = setting(
         True,
         "No-op filter: advice whose action, taken, changed nothing and gained nothing does not "
         "serve that state any more.",
+        was="refute",
     )
     radius: float | None = setting(
         None,
@@ -129,8 +133,10 @@ class CallsConfig(Settings):
         for name in ("novelty", "td_spike"):
             rule = "with always=true every state may be asked about already: set always=false"
             self.require(not self.always or getattr(self, name) is None, name, rule)
-        rule = "there are no abstract states with coarse=false: set coarse_votes=null too"
-        self.require(self.coarse_votes is None or self.coarse, "coarse_votes", rule)
+        rule = "without abstract_states there is nothing to average: set answers_averaged=null too"
+        self.require(
+            self.answers_averaged is None or self.abstract_states, "answers_averaged", rule
+        )
         self.require(self.ledger != "", "ledger", "it needs a name")
 
 

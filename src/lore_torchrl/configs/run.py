@@ -29,9 +29,10 @@ class EnvConfig(Settings):
 
     prefix: ClassVar[str] = "env"
 
-    family: str = setting(
+    adapter: str = setting(
         "lore_torchrl.envs.minigrid.MiniGrid",
         "Class of the environment adapter; your own by its import path.",
+        was="family",
     )
     id: str = setting(
         "MiniGrid-DoorKey-5x5-v0",
@@ -318,8 +319,9 @@ def restore_config(saved: Mapping[str, Any]) -> TrainConfig:
 def _rebuild(default: Any, saved: Mapping[str, Any]) -> Any:
     values = {}
     for part in fields(default):
-        if part.name in saved:
-            value, current = saved[part.name], getattr(default, part.name)
+        name = part.name if part.name in saved else part.metadata.get("was")
+        if name in saved:
+            value, current = saved[name], getattr(default, part.name)
             nested = is_dataclass(current) and part.name != "advisor"
             values[part.name] = _rebuild(current, value) if nested else value
     return type(default)(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ _BOUNDS = {
 }
 
 
-def setting(default: Any, doc: str, **limits: Any) -> Any:
+def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) -> Any:
     """Return a dataclass field that carries its documentation and its limits.
 
     Args:
@@ -21,11 +22,29 @@ def setting(default: Any, doc: str, **limits: Any) -> Any:
         doc: One or two sentences, with the unit.
 
     Keyword Args:
+        was: Its name in earlier versions; :func:`old_names` refuses it and names the new one.
+            Default: ``None``.
         **limits: ``ge``, ``gt``, ``le``, ``lt`` (bounds) or ``among`` (choices). ``None`` is
             not compared: where it is possible, ``doc`` says what it means.
     """
     kind = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**kind, metadata={"doc": doc, **limits})
+    return field(**kind, metadata={"doc": doc, "was": was, **limits})
+
+
+def old_names(group: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the full old and new name of each renamed setting of a group and those in it.
+
+    Args:
+        group: Such as a ``TrainConfig()``.
+    """
+    for part in fields(group):
+        value, old = getattr(group, part.name), part.metadata.get("was")
+        if isinstance(value, Settings):
+            yield from old_names(value)
+        elif old is not None:
+            yield tuple(
+                f"{group.prefix}.{name}" if group.prefix else name for name in (old, part.name)
+            )
 
 
 def check(condition: bool, name: str, value: object, rule: str) -> None:

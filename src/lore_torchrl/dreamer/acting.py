@@ -58,35 +58,35 @@ class Acting:
         return None if self.lore is None else self.lore.bandit
 
 
-def family_of(config: EnvConfig) -> EnvAdapter:
-    """Make the environment family that a configuration names.
+def adapter_of(config: EnvConfig) -> EnvAdapter:
+    """Make the environment adapter that a configuration names.
 
     Args:
         config: The environment's settings.
     """
     return build_adapter(
-        config.family, config.id, max_steps=config.max_steps, options=config.options
+        config.adapter, config.id, max_steps=config.max_steps, options=config.options
     )
 
 
 def build_env_agent(
-    config: TrainConfig, family: EnvAdapter, *, device: torch.device | str = "cpu"
+    config: TrainConfig, adapter: EnvAdapter, *, device: torch.device | str = "cpu"
 ) -> DreamerAgent:
     """Check the environments of a run, and build the agent that fits them.
 
     Args:
         config: The run.
-        family: Its environments.
+        adapter: Its environments.
 
     Keyword Args:
         device: Where the parameters live. Default: ``"cpu"``.
     """
     lore = config.lore
     sizes = check_adapter(
-        family,
+        adapter,
         memory=config.env.memory,
         image=sends_image(config),
-        coarse=lore.enabled and lore.calls.coarse,
+        abstract_states=lore.enabled and lore.calls.abstract_states,
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
     )
@@ -95,7 +95,7 @@ def build_env_agent(
 
 def build_acting_env(
     config: TrainConfig,
-    family: EnvAdapter,
+    adapter: EnvAdapter,
     primers: Mapping[str, Any],
     *,
     num_envs: int,
@@ -106,7 +106,7 @@ def build_acting_env(
 
     Args:
         config: The run.
-        family: Its environments.
+        adapter: Its environments.
         primers: :meth:`~lore_torchrl.dreamer.agent.DreamerAgent.primers` of its agent.
 
     Keyword Args:
@@ -114,7 +114,7 @@ def build_acting_env(
         evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
         pixels: Whether each observation has a picture too. Default: ``False``.
     """
-    env = family.make_env(
+    env = adapter.make_env(
         num_envs=num_envs,
         seed=config.seed,
         evaluation=evaluation,
@@ -130,7 +130,7 @@ def build_acting_env(
 
 def build_acting(
     config: TrainConfig,
-    family: EnvAdapter,
+    adapter: EnvAdapter,
     agent: DreamerAgent,
     *,
     num_envs: int,
@@ -144,7 +144,7 @@ def build_acting(
 
     Args:
         config: The run.
-        family: Its environments.
+        adapter: Its environments.
         agent: Its networks.
 
     Keyword Args:
@@ -157,12 +157,12 @@ def build_acting(
     """
     c = config
     env = build_acting_env(
-        c, family, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
+        c, adapter, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
     )
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
-    advisor = advisor or build_advisor(c.advisor, planner=planner_of(family), seed=c.seed)
+    advisor = advisor or build_advisor(c.advisor, planner=planner_of(adapter), seed=c.seed)
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
@@ -171,7 +171,7 @@ def build_acting(
         actor=agent.actor,
         value=agent.value,
         advisor=advisor,
-        describer=family.make_describer(memory=c.env.memory, image=sends_image(c)),
+        describer=adapter.make_describer(memory=c.env.memory, image=sends_image(c)),
         latent_sizes=(agent.state_dim, agent.belief_dim),
         discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
         success_key="success",

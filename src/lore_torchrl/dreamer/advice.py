@@ -25,7 +25,7 @@ def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor
             a planner or a seed is handed them.
 
     Keyword Args:
-        planner: The environment family's, ``None`` where it has none.
+        planner: The environment adapter's, ``None`` where it has none.
         seed: Seed of the advisors' own random streams.
 
     Raises:
@@ -53,8 +53,8 @@ def _handed(settings: Any, extra: Mapping[str, Any]) -> Any:
         accepted = inspect.signature(get_class(handed["_target_"]).__init__).parameters
         if "planner" in accepted and extra["planner"] is None:
             raise ValueError(
-                f"{handed['_target_']} needs a planner, and this environment's family has none: "
-                "choose another advisor, such as advisor=vllm, or give the family a make_planner()."
+                f"{handed['_target_']} needs a planner, and this environment's adapter has none: "
+                "choose another advisor, such as advisor=vllm, or give it a make_planner()."
             )
         handed |= {name: value for name, value in extra.items() if name in accepted}
     return handed

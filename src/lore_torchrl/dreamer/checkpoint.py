@@ -274,7 +274,7 @@ def load_config(
     for name, value in () if trust is None else _leaves(asdict(config)):
         if isinstance(value, str) and "${" in value:
             raise CheckpointError(f"{path}: {name}={value!r} would be resolved: it is refused.")
-        imported = name == "env.family" or "_target_" in name.split(".")
+        imported = name == "env.adapter" or "_target_" in name.split(".")
         # Gymnasium imports what stands before a colon.
         imported |= name == "env.id" and ":" in str(value)
         if imported and str(value) not in trust and not _is_ours(str(value)):

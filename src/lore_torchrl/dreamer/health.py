@@ -219,7 +219,7 @@ class HealthMonitor:
             spent = self.total_steps if memory.spent_step is None else memory.spent_step
             message = (
                 f"All {calls:.0f} calls were spent by step {spent:,} of {self.total_steps:,}. "
-                "Raise lore.calls.vote_visits, or set lore.calls.cooldown."
+                "Raise lore.calls.averaging_visits, or set lore.calls.cooldown."
             )
             yield "budget_burn", spent < c.budget_burn_share * self.total_steps, 1, message
 

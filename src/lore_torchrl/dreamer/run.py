@@ -26,10 +26,10 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import (
+    adapter_of,
     build_acting,
     build_acting_env,
     build_env_agent,
-    family_of,
 )
 from lore_torchrl.dreamer.advice import close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
@@ -152,12 +152,12 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if resume is not None:
         _check_resumable(load_config(resume, trust=None), c)
 
-    family = family_of(c.env)
-    summarize = getattr(family, "summarize", None)
-    agent = build_env_agent(c, family, device=device)
+    adapter = adapter_of(c.env)
+    summarize = getattr(adapter, "summarize", None)
+    agent = build_env_agent(c, adapter, device=device)
     acting = build_acting(
         c,
-        family,
+        adapter,
         agent,
         num_envs=c.env.num_envs,
         append=resume is not None,
@@ -270,7 +270,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advice_log = AdviceLog(
             output / "advice.jsonl",
             service,
-            family.make_describer().actions,
+            adapter.make_describer().actions,
             limit=c.logger.advice_rows,
             resume_step=resume_step,
             resume_from=resume_from,
@@ -285,7 +285,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, family, agent, stopped=partial(_interrupted, trainer)),
+        partial(_evaluate, c, adapter, agent, stopped=partial(_interrupted, trainer)),
         logger,
         interval=c.evaluation.interval,
     ).register(trainer)
@@ -302,14 +302,14 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
 
 def _evaluate(
     config: TrainConfig,
-    family: EnvAdapter,
+    adapter: EnvAdapter,
     agent: DreamerAgent,
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     # Built anew each time: the same held-out episodes, whatever was played before.
     env = build_acting_env(
-        config, family, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
+        config, adapter, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
     )
     try:
         return evaluate(
@@ -317,8 +317,8 @@ def _evaluate(
             env,
             seed=config.seed,
             deterministic=config.evaluation.deterministic,
-            episode_keys=getattr(family, "episode_keys", ()),
-            summarize=getattr(family, "summarize_episodes", None),
+            episode_keys=getattr(adapter, "episode_keys", ()),
+            summarize=getattr(adapter, "summarize_episodes", None),
             stopped=stopped,
         )
     finally:

@@ -99,7 +99,7 @@ def build_adapter(
         made = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"env.family={path!r} cannot be imported: {error}. Give the import path of a class, "
+            f"env.adapter={path!r} cannot be imported: {error}. Give the import path of a class, "
             "and see that its module is on PYTHONPATH."
         ) from error
     for option, setting in (("env_id", "id"), ("max_steps", "max_steps")):

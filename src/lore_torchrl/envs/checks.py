@@ -34,7 +34,7 @@ def check_adapter(
     *,
     memory: bool = False,
     image: bool = False,
-    coarse: bool = False,
+    abstract_states: bool = False,
     masked: bool = False,
     advised: bool = True,
 ) -> Sizes:
@@ -46,7 +46,7 @@ def check_adapter(
     Keyword Args:
         memory: Whether its describer is asked to remember. Default: ``False``.
         image: Whether requests must hold a picture. Default: ``False``.
-        coarse: Whether a ``coarse_key`` is needed. Default: ``False``.
+        abstract_states: Whether an ``abstract_state`` is needed. Default: ``False``.
         masked: Whether one-hot actions need an ``action_mask``. Default: ``False``.
         advised: Whether there is a describer to look at. Default: ``True``.
 
@@ -62,10 +62,10 @@ def check_adapter(
     if advised:
         describer = adapter.make_describer(memory=memory, image=image)
         readers |= dict.fromkeys(describer.in_keys, type(describer).__name__)
-        if coarse and not hasattr(describer, "coarse_key"):
+        if abstract_states and not hasattr(describer, "abstract_state"):
             raise TypeError(
-                f"{type(describer).__name__} has no coarse_key(): add it, or set "
-                "lore.calls.coarse=false."
+                f"{type(describer).__name__} has no abstract_state(): add it, or set "
+                "lore.calls.abstract_states=false."
             )
     env = adapter.make_env(num_envs=2, seed=0, evaluation=False, parallel=False, pixels=False)
     try:
@@ -77,10 +77,12 @@ def check_adapter(
             # A stock run, which has no describer, goes on from the same random numbers.
             with torch.random.fork_rng(devices=[]):
                 tensordict = env.reset()
-                request = _check_question(describer, tensordict, None, coarse=coarse)
+                request = _check_question(
+                    describer, tensordict, None, abstract_states=abstract_states
+                )
                 following = env.step(tensordict.set("action", actions[:1].repeat(2, 1)))["next"]
                 if not following["done"][0]:
-                    _check_question(describer, following, 0, coarse=coarse)
+                    _check_question(describer, following, 0, abstract_states=abstract_states)
             if image:
                 check_picture(request, describer)
             values = planner(request) if (planner := planner_of(adapter)) else None
@@ -171,11 +173,11 @@ def _named_actions(describer: Describer, sizes: Sizes, name: str) -> torch.Tenso
 
 
 def _check_question(
-    describer: Describer, tensordict: TensorDictBase, action: int | None, *, coarse: bool
+    describer: Describer, tensordict: TensorDictBase, action: int | None, *, abstract_states: bool
 ) -> AdviceRequest:
     kind, seen = type(describer).__name__, read_row(tensordict, 0, describer.in_keys)
     describer.observe(0, seen, action, reset=action is None)
-    for part in ("cache_key", "coarse_key") if coarse else ("cache_key",):
+    for part in ("cache_key", "abstract_state") if abstract_states else ("cache_key",):
         key = getattr(describer, part)(0, seen)
         if not isinstance(key, str):
             raise TypeError(f"{kind}.{part}() must return text, got {type(key).__name__}.")

@@ -59,7 +59,7 @@ class FinancialRegimes:
     The reward is in percent. ``success`` is a year that ended in profit: with a return above
     0, after costs, what was still held sold at the last price. As in TorchRL a tenth of each
     day's return counts too while a share is held. Waiting is often right here, so use
-    ``lore.calls.refute=false``.
+    ``lore.calls.noop_filter=false``.
 
     Args:
         env_id: A name for logs. Default: ``"FinancialRegimes"``.
@@ -411,7 +411,7 @@ class MarketDescriber(MemorylessDescriber):
         seen = f"{market.trend:+.1f} {market.week:+.0f} {market.volatility:g} {position}"
         return f"{market.days}d {self.cost:g} {seen}{' end' if market.ending else ''}"
 
-    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+    def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the abstract state: direction, band of volatility and position."""
         market = self._read(observation)
         rules = f"{market.days}d {self.cost:g}"

@@ -24,7 +24,7 @@ class FrozenLake(GymAdapter):
     The agent sees its own square, one-hot; the advisor is also told the map, which does not
     change. On slippery ice a move goes as meant in one case of three, and to either side of
     that in the others: there an action that changes nothing is no sign that it is wrong, so
-    use ``lore.calls.refute=false``.
+    use ``lore.calls.noop_filter=false``.
 
     Args:
         env_id: Gymnasium id. Default: ``"FrozenLake-v1"``.
@@ -105,7 +105,7 @@ class FrozenLakeDescriber(MemorylessDescriber):
         """Return the map, whether it is slippery, and the square's number."""
         return f"{self._lake} {_square(observation)}"
 
-    coarse_key = cache_key
+    abstract_state = cache_key
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this square."""

@@ -145,7 +145,7 @@ class PendulumDescriber(MemorylessDescriber):
         """Return the rounded angle and speed."""
         return "{},{}".format(*self._rounded(observation))
 
-    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+    def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return angle and speed, rounded coarsely everywhere."""
         return "{},{}".format(*_round(*_state(observation), _COARSE))
 

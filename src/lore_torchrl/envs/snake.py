@@ -239,7 +239,7 @@ class SnakeDescriber(MemorylessDescriber):
         """Return the field, cell by cell, and whether apples are bad."""
         return self._rules + "".join(_SYMBOLS[cell] for cell in observation["field"].reshape(-1))
 
-    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+    def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return where the apple lies, and which of the four cells around the head are free."""
         field = observation["field"]
         head, apple = _find(field, HEAD), _find(field, APPLE)

@@ -23,7 +23,7 @@ CURVES = (
     "advice/calls",
     "advice/cost",
     "advice/cache_hits",
-    "advice/cache_near_hits",
+    "advice/cache_shared_hits",
     "advice/cache_misses",
     "prior_net/served",
     "bandit/coefficient",

@@ -210,7 +210,15 @@ class Study:
                 if found:
                     mean = np.mean(found, axis=0)
                     rows.append((experiment, method, *(f"{part:.1%}" for part in mean)))
-        header = ("experiment", "method", "own answer cached", "class", "PriorNet", "call", "none")
+        header = (
+            "experiment",
+            "method",
+            "own answer cached",
+            "abstract state",
+            "PriorNet",
+            "call",
+            "none",
+        )
         return Table("Where the advice came from, shares of all steps", header, tuple(rows))
 
 
@@ -221,7 +229,7 @@ def advice_sources(record: Record) -> np.ndarray | None:
         Fractions ``[5]``: own cached answer, answers of the class, PriorNet, fresh calls, none;
         ``None`` if the run had no advisor.
     """
-    names = ("advice/cache_hits", "advice/cache_near_hits", "advice/cache_misses", "advice/calls")
+    names = ("advice/cache_hits", "advice/cache_shared_hits", "advice/cache_misses", "advice/calls")
     counts = [record.last(name) for name in names]
     if None in counts or not sum(counts[:3]):
         return None

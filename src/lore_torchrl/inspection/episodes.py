@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import AdviceRequest, Advisor, Describer
 from lore_torchrl.configs import EpsilonConfig, TrainConfig
-from lore_torchrl.dreamer.acting import Acting, build_acting, build_env_agent, family_of
+from lore_torchrl.dreamer.acting import Acting, adapter_of, build_acting, build_env_agent
 from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
@@ -26,7 +26,7 @@ from lore_torchrl.lore import policy_kind
 from lore_torchrl.policies import PolicyKind
 
 #: Where the advice of a step came from.
-SOURCES = ("none", "call", "cache", "class", "PriorNet")
+SOURCES = ("none", "call", "cache", "abstract state", "PriorNet")
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ def play(
         elif "missing" in config.advisor:
             # A question that the recording lacks must not end the inspection.
             config.advisor = {**config.advisor, "missing": "mask"}
-    family = family_of(config.env)
+    adapter = adapter_of(config.env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
-        agent, acting = _restore(config, family, path, advisor)
+        agent, acting = _restore(config, adapter, path, advisor)
         try:
             if acting.service is not None:
                 acting.service.budget.total = acting.service.budget.spent + calls
-            describer = family.make_describer(memory=config.env.memory)
+            describer = adapter.make_describer(memory=config.env.memory)
             player = _Player(describer, agent, acting, coefficient)
             torch.manual_seed(config.seed)
             played = tuple(player.episodes(episodes, max_steps))
@@ -183,11 +183,11 @@ def play(
 
 
 def _restore(
-    config: TrainConfig, family: EnvAdapter, path: Path, advisor: Advisor | None
+    config: TrainConfig, adapter: EnvAdapter, path: Path, advisor: Advisor | None
 ) -> tuple[DreamerAgent, Acting]:
-    agent = build_env_agent(config, family)
+    agent = build_env_agent(config, adapter)
     acting = build_acting(
-        config, family, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
+        config, adapter, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
     )
     learner = build_learner(
         config.dreamer,
@@ -293,7 +293,7 @@ class _Player:
             if after["calls"] > before["calls"]:
                 return "call", after
             own = service.lookup(key) is not None
-            return ("cache" if own else "class"), after
+            return ("cache" if own else "abstract state"), after
         origin = td.get(keys.ORIGIN, None)
         learned = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
         return ("PriorNet" if learned else "none"), after

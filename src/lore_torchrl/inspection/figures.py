@@ -21,7 +21,7 @@ except ImportError as err:
 _BARS = {"policy π_wm": "#4c72b0", "advice ρ": "#dd8452", "mix π_mix": "#55a868"}
 _SOURCE_COLORS = {
     **{"none": "#cccccc", "call": "#c44e52", "cache": "#dd8452"},
-    **{"class": "#ccb974", "PriorNet": "#8172b3"},
+    **{"abstract state": "#ccb974", "PriorNet": "#8172b3"},
 }
 
 

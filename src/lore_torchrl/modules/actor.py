@@ -47,8 +47,8 @@ class LoReActor(TensorDictModuleBase):
     coefficient ``lore_coefficient`` of an :class:`~lore_torchrl.control.AdviceBandit`, where
     that entry is there. ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice
     is used where the advisor gave none; ``lore_origin`` tells whose was at hand, be its weight
-    zero, and ``lore_need`` is the acquisition score of a call, :math:`\beta \cdot (1 - c_\phi)`,
-    with 0 for a :math:`c_\phi` that is not a number.
+    zero, and ``lore_acquisition`` is the acquisition score of a call,
+    :math:`\beta \cdot (1 - c_\phi)`, with 0 for a :math:`c_\phi` that is not a number.
 
     Args:
         actor: Stock actor, such as :class:`~torchrl.modules.DreamerV3DiscreteActor` or
@@ -133,7 +133,7 @@ class LoReActor(TensorDictModuleBase):
             "action_log_prob",
         ]
         if prior_net is not None:
-            self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.NEED]
+            self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.ACQUISITION]
 
     def compile_decision(self, **kwargs: Any) -> LoReActor:
         """Compile gate, projection and draw into one kernel with :func:`torch.compile`.
@@ -193,7 +193,7 @@ class LoReActor(TensorDictModuleBase):
         tensordict.set("action_log_prob", log_prob)
         tensordict.set(keys.SOURCE, decision.changed.long() * keys.SOURCE_ADVICE)
         if decision.origin is not None:
-            tensordict.set(keys.NEED, decision.score)
+            tensordict.set(keys.ACQUISITION, decision.score)
             tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
 

@@ -23,7 +23,7 @@ from lore_torchrl.service.store import (
     patience,
 )
 
-_COUNTERS = ("hits", "near_hits", "misses", "expired", "refuted")
+_COUNTERS = ("hits", "shared_hits", "misses", "expired", "noops_filtered")
 # Answers that wait for a store that cannot be written; the cache has them in any case.
 _MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
@@ -51,7 +51,7 @@ class AdviceCache:
     visits since the last: good advice leads away from a state, so visits gather where advice
     fails.
 
-    **No-op filter.** After :meth:`refute` answers that prefer the action do not serve that
+    **No-op filter.** After :meth:`filter_no_op` answers that prefer the action do not serve that
     situation any more. An advisor that repeats such an answer is not asked about it again.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. Answers that are only in
@@ -87,7 +87,7 @@ class AdviceCache:
         True
         >>> cache.get("wall", abstract_state="room 1").logits
         (0.0, 3.0)
-        >>> cache.hits, cache.near_hits, cache.misses
+        >>> cache.hits, cache.shared_hits, cache.misses
         (1, 1, 1)
     """
 
@@ -121,15 +121,15 @@ class AdviceCache:
         self.answers_per_state = answers_per_state
         self.first_visits = first_visits
         self.prefix = prefix
-        self.hits = self.near_hits = self.misses = self.expired = self.refuted = 0
+        self.hits = self.shared_hits = self.misses = self.expired = self.noops_filtered = 0
         self._table = None if store is None else _AnswerTable(store, prefix)
         self._n_actions: int | None = None
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._neighbors = _Neighbors(radius)
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
-        self._refuted: dict[str, set[int]] = {}  # actions by exact key
-        self._closed: set[str] = set()  # exact keys where the advisor repeats a refuted answer
+        self._no_ops: dict[str, set[int]] = {}  # actions by exact key
+        self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         self._outlived: dict[str, int] = {}  # expired here, though the store has it
@@ -181,7 +181,7 @@ class AdviceCache:
             if key in (found, found.rpartition("#")[0]):
                 self.hits += 1
             else:
-                self.near_hits += 1
+                self.shared_hits += 1
             advice = self._averaged(found, key, abstract_state)
             self._entries.move_to_end(found)
             return advice
@@ -218,7 +218,7 @@ class AdviceCache:
                 answers - 1
             )
 
-    def refute(self, key: str, action: int) -> None:
+    def filter_no_op(self, key: str, action: int) -> None:
         """Record that ``action`` was a no-op: it left the situation as it was, without reward.
 
         Answers that prefer it do not serve this situation any more. They still serve the
@@ -229,8 +229,8 @@ class AdviceCache:
             action: Index of the action.
         """
         with self._lock:
-            actions = self._refuted.setdefault(key, set())
-            self.refuted += action not in actions
+            actions = self._no_ops.setdefault(key, set())
+            self.noops_filtered += action not in actions
             actions.add(action)
 
     def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
@@ -293,7 +293,7 @@ class AdviceCache:
         return fits and not self._is_no_op(key, advice)
 
     def _is_no_op(self, key: str, advice: Advice) -> bool:
-        actions = self._refuted.get(key)
+        actions = self._no_ops.get(key)
         # Its preferred action is the first among equals.
         return actions is not None and advice.logits.index(max(advice.logits)) in actions
 
@@ -319,7 +319,7 @@ class AdviceCache:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
         With ``answers_per_state`` it is kept beside an earlier answer for ``key``, without it
-        replaces that one. The no-op filter drops an answer that prefers a refuted action.
+        replaces that one. The no-op filter drops an answer that prefers a filtered action.
 
         Args:
             key: Exact key.
@@ -423,7 +423,9 @@ class AdviceCache:
                 "outlived": dict(self._outlived),
                 "ballots": {
                     "visits": dict(self._visits),
-                    "refuted": {key: sorted(actions) for key, actions in self._refuted.items()},
+                    "noops_filtered": {
+                        key: sorted(actions) for key, actions in self._no_ops.items()
+                    },
                     "closed": sorted(self._closed),
                 },
                 "prefix": self.prefix,
@@ -460,8 +462,8 @@ class AdviceCache:
             self._outlived = dict(state.get("outlived", {}))
             per_key = state.get("ballots", {})
             self._visits = {key: int(n) for key, n in per_key.get("visits", {}).items()}
-            refuted = per_key.get("refuted", {})
-            self._refuted = {key: {int(a) for a in actions} for key, actions in refuted.items()}
+            filtered = per_key.get("noops_filtered", {})
+            self._no_ops = {key: {int(a) for a in actions} for key, actions in filtered.items()}
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])

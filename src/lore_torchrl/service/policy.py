@@ -427,7 +427,7 @@ class Novelty:
         """Count one visit for each row.
 
         Args:
-            situations: Key, exact or coarse, of the situation that each row has just
+            situations: Key, exact or of the abstract state, of the situation that each row has just
                 entered; ``None`` where it entered none.
         """
         if len(self._due) != len(situations):

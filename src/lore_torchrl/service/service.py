@@ -234,7 +234,7 @@ class AdviceService:
         served: list[int] = []
         for place, query in enumerate(queries):
             if query.no_op is not None:
-                self.cache.refute(self._prefixed(query.key), query.no_op)
+                self.cache.filter_no_op(self._prefixed(query.key), query.no_op)
             reply = self._find(query, count=armed)
             replies.append(reply)
             if not armed:
@@ -649,15 +649,15 @@ class AdviceService:
         """
         with self._lock:
             counters, in_flight = self.counters.stats(), len(self._tickets)
-        found = self.cache.hits + self.cache.near_hits
+        found = self.cache.hits + self.cache.shared_hits
         lookups = found + self.cache.misses
         return {
             **counters,
             "in_flight": float(in_flight),
             "cache_hits": float(self.cache.hits),
             "cache_misses": float(self.cache.misses),
-            "cache_near_hits": float(self.cache.near_hits),
-            "refuted": float(self.cache.refuted),
+            "cache_shared_hits": float(self.cache.shared_hits),
+            "noops_filtered": float(self.cache.noops_filtered),
             "hit_rate": found / lookups if lookups else 0.0,
             **self.policy.stats(),
         }

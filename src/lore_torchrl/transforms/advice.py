@@ -87,9 +87,9 @@ class AdviceTransform(Transform):
         value_key: Value that the policy gives the observation it acts on, one number per row,
             for the TD errors of the call policy's ``td_spike``. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
-        coarse: Whether situations of the same abstract state, ``describer.coarse_key(row,
-            observation)``, share advice. Default: ``False``.
-        refute: Whether to filter no-ops: advice no longer serves a situation in which its
+        abstract_states: Whether situations of the same abstract state,
+            ``describer.abstract_state(row, observation)``, share advice. Default: ``False``.
+        noop_filter: Whether to filter no-ops: advice no longer serves a situation in which its
             action was taken, gained no reward and left ``cache_key`` as it was. For
             describers whose key tells all that an action may change. Default: ``False``.
 
@@ -144,8 +144,8 @@ class AdviceTransform(Transform):
         latent_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
-        coarse: bool = False,
-        refute: bool = False,
+        abstract_states: bool = False,
+        noop_filter: bool = False,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(
@@ -161,9 +161,9 @@ class AdviceTransform(Transform):
             )
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount must lie in [0, 1], got {discount}.")
-        if coarse and not hasattr(describer, "coarse_key"):
+        if abstract_states and not hasattr(describer, "abstract_state"):
             raise ValueError(
-                f"coarse=True needs a coarse_key(row, observation), which "
+                f"abstract_states=True needs an abstract_state(row, observation), which "
                 f"{type(describer).__name__} does not have."
             )
         if service.policy.td_spike is not None and value_key is None:
@@ -181,8 +181,8 @@ class AdviceTransform(Transform):
         self.latent_key = latent_key
         self.value_key = value_key
         self.discount = discount
-        self.coarse = coarse
-        self.refute = refute
+        self.abstract_states = abstract_states
+        self.noop_filter = noop_filter
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
         anchors = getattr(describer, "anchors", None)
@@ -343,7 +343,7 @@ class AdviceTransform(Transform):
             key = self._key("cache_key", row, observation)
             before, self._rows.situations[row] = self._rows.situations[row], key
             no_op = (
-                self.refute
+                self.noop_filter
                 and self._armed
                 and actions is not None
                 and key == before
@@ -355,7 +355,7 @@ class AdviceTransform(Transform):
                     key,
                     partial(self._request, row, observation, key),
                     row,
-                    self._key("coarse_key", row, observation) if self.coarse else None,
+                    self._key("abstract_state", row, observation) if self.abstract_states else None,
                     None if latents is None else latents[row].reshape(-1),
                     action if no_op else None,
                 )
@@ -396,8 +396,8 @@ class AdviceTransform(Transform):
                 f"The describer's request names {len(request.actions)} actions, the describer "
                 f"{self._n_actions}. Name the same ones."
             )
-        if hasattr(self.describer, "coarse_key"):
-            state = self._key("coarse_key", row, observation)
+        if hasattr(self.describer, "abstract_state"):
+            state = self._key("abstract_state", row, observation)
             request = replace(request, abstract_state=state)
         return request
 

@@ -63,7 +63,7 @@ class CrafterDescriber(MemorylessDescriber):
         digest.update(bytes((facing, asleep, daylight < 50)))
         return digest.hexdigest()
 
-    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+    def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the abstract state.
 
         Which needs are low (health where an enemy is in view), what could be made, placed or

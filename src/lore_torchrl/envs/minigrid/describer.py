@@ -187,7 +187,7 @@ class MiniGridDescriber:
             digest.update(b"done")
         return ("map:" if self.memory else "view:") + digest.hexdigest()
 
-    def coarse_key(self, row: int, observation: Mapping[str, Any]) -> str:
+    def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the abstract state.
 
         Mission, what is carried, what is ahead, and of each thing in view that the mission

@@ -1,4 +1,4 @@
-"""examples/first_dreamer.py learns, with LoRe and without, and what LoRe adds is there."""
+"""examples/dreamer_v1.py learns, with LoRe and without, and what LoRe adds is there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(lore: bool) -> SimpleNamespace:
     seen = SimpleNamespace()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent.parent / "examples"))
-        import first_dreamer as script
+        import dreamer_v1 as script
 
         def keep(name: str, field: str) -> None:
             make = getattr(script, name)
@@ -95,8 +95,8 @@ def test_advice_is_bought_and_kept_only_with_lore(lore):
 
 
 def test_advice_stands_beside_the_posterior_of_its_observation():
-    replay, family = run(True).replay[:], Pendulum()
-    describer, planner = family.make_describer(), family.make_planner()
+    replay, adapter = run(True).replay[:], Pendulum()
+    describer, planner = adapter.make_describer(), adapter.make_planner()
     observed, advised = replay["next", "observation"][:-1], replay[1:]
     rows = advised["llm_mask"].squeeze(-1).nonzero().flatten().tolist()
     assert len(rows) > 50

@@ -1,7 +1,7 @@
 """DreamerV1 on Pendulum, from TorchRL's own classes, and the changes that add LoRe to it.
 
-    python examples/first_dreamer.py            # stock
-    python examples/first_dreamer.py --lore     # the same loop, with the lines marked 1, 2 and 3
+    python examples/dreamer_v1.py            # stock
+    python examples/dreamer_v1.py --lore     # the same loop, with the lines marked 1, 2 and 3
 
 Dream to Control: https://arxiv.org/abs/1912.01603. Small, and short on purpose.
 """
@@ -65,8 +65,8 @@ KEPT = ["state", "belief", "action", ("next", "observation"), ("next", "reward")
 def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
     """Train for some steps; return the last losses, the mean return and the calls spent."""
     torch.manual_seed(0)
-    family = Pendulum()
-    env = family.make_env(num_envs=1, seed=0)
+    adapter = Pendulum()
+    env = adapter.make_env(num_envs=1, seed=0)
     dreamer = Dreamer(env)
     env.append_transform(RewardSum())
     env.append_transform(RewardScaling(loc=0.0, scale=0.1))
@@ -74,12 +74,12 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
     model_loss, actor_loss, value_loss = stock_losses(dreamer)
     actor, kept = dreamer.actor, KEPT
 
-    advisor = ScriptedAdvisor(family.make_planner(), sharpness=6.0)
+    advisor = ScriptedAdvisor(adapter.make_planner(), sharpness=6.0)
     service = AdviceService(advisor, budget=CallBudget(98))
     # --8<-- [start:lore]
     if lore:
         # 1. The environment asks for advice: which of seven torques?
-        describer = family.make_describer()
+        describer = adapter.make_describer()
         env.append_transform(AdviceTransform(service, describer))
         # 2. The acting policy mixes it in, as a Gaussian. The critic has no bins to weigh.
         gate = UncertaintyGate(value_weight=0.0)

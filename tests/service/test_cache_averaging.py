@@ -47,16 +47,16 @@ def test_a_wrong_answer_is_outvoted_even_in_its_own_situation():
         cache.put(key, advice, abstract_state="hall")
     assert top(cache.get("a", abstract_state="hall")) == 1
     assert top(cache.get("new", abstract_state="hall")) == 1
-    assert (cache.hits, cache.near_hits) == (1, 1)
+    assert (cache.hits, cache.shared_hits) == (1, 1)
 
 
 def test_a_second_answer_about_a_situation_is_its_own():
     cache = AdviceCache(answers_per_state=3)
     cache.put("a", LEFT, abstract_state="hall")
-    cache.refute("a", 0)
+    cache.filter_no_op("a", 0)
     cache.put("a", RIGHT, abstract_state="hall")
     assert top(cache.get("a", abstract_state="hall")) == 1
-    assert (cache.hits, cache.near_hits) == (1, 0)
+    assert (cache.hits, cache.shared_hits) == (1, 0)
 
 
 def test_without_votes_each_answer_stands_for_itself():
@@ -83,12 +83,12 @@ def test_a_class_wants_answers_the_more_it_is_visited():
     assert not cache.wants("c", "other room", known=True)
     cache.put("b", LEFT, abstract_state="hall")
     visit(cache, "b", 3)
-    assert not cache.wants("c", "hall", known=True), "the third vote takes twice the visits"
+    assert not cache.wants("c", "hall", known=True), "the third answer takes twice the visits"
     visit(cache, "b", 1)
     assert cache.wants("c", "hall", known=True)
     cache.put("c", LEFT, abstract_state="hall")
     visit(cache, "c", 1_000)
-    assert not cache.wants("c", "hall", known=True), "a class with all its votes wants no more"
+    assert not cache.wants("c", "hall", known=True), "all its answers are there"
 
 
 def test_a_peek_is_no_visit():
@@ -109,20 +109,20 @@ def test_a_situation_may_vote_more_than_once():
 def test_a_refuted_answer_serves_its_class_but_not_its_situation():
     cache = AdviceCache(answers_per_state=3)
     cache.put("a", LEFT, abstract_state="hall")
-    cache.refute("a", 0)
-    cache.refute("a", 0)
+    cache.filter_no_op("a", 0)
+    cache.filter_no_op("a", 0)
     assert cache.get("a", abstract_state="hall") is None
     assert cache.wants("a", "hall")
     assert cache.get("b", abstract_state="hall") == LEFT
     cache.put("a", RIGHT, abstract_state="hall")
     assert cache.get("a", abstract_state="hall") == RIGHT
-    assert cache.refuted == 1
+    assert cache.noops_filtered == 1
 
 
 def test_without_votes_too_a_refuted_answer_makes_way():
     cache = AdviceCache()
     cache.put("a", LEFT)
-    cache.refute("a", 0)
+    cache.filter_no_op("a", 0)
     assert cache.get("a") is None and cache.wants("a")
     cache.put("a", RIGHT)
     assert cache.get("a") == RIGHT
@@ -131,7 +131,7 @@ def test_without_votes_too_a_refuted_answer_makes_way():
 def test_an_advisor_that_repeats_what_was_refuted_is_not_asked_again():
     cache = AdviceCache(answers_per_state=3)
     cache.put("a", LEFT, abstract_state="hall")
-    cache.refute("a", 0)
+    cache.filter_no_op("a", 0)
     cache.put("a", LEFT, abstract_state="hall")
     assert not cache.wants("a", "hall")
     assert len(cache) == 1
@@ -150,13 +150,13 @@ def test_votes_survive_a_checkpoint():
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
         cache.put(key, advice, abstract_state="hall")
     cache.put("a", RIGHT, abstract_state="room")
-    cache.refute("a", 0)
+    cache.filter_no_op("a", 0)
     cache.put("a", LEFT, abstract_state="hall")
     visit(cache, "b", 5)
     other = AdviceCache(answers_per_state=3)
     other.load_state_dict(json.loads(json.dumps(cache.state_dict())))
     assert other.get("a", abstract_state="hall") == cache.get("a", abstract_state="hall")
-    assert not other.wants("a", "hall") and other.refuted == 1
+    assert not other.wants("a", "hall") and other.noops_filtered == 1
     assert other.state_dict() == cache.state_dict()
 
 

@@ -32,7 +32,7 @@ def make(request, tmp_path):
 
 
 def counters(cache):
-    return cache.hits, cache.near_hits, cache.misses, cache.expired
+    return cache.hits, cache.shared_hits, cache.misses, cache.expired
 
 
 def travelled(cache):
