@@ -175,4 +175,4 @@ def test_advice_that_was_not_restored_is_told_of(env_and_agent, restored, monkey
             lore.observe(batch)
         collector.shutdown(close_env=False)
     assert len(told) == (0 if restored else 1)
-    assert restored or "budget begins anew" in told[0]
+    assert restored or "budget starts over" in told[0]

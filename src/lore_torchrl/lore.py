@@ -298,7 +298,7 @@ class LoRe:
         kept = service.restored or service.cache.store is not None or not service.budget.total
         if self._loss is not None and not kept and int(self._loss.updates) > 0:
             torchrl_logger.warning(
-                "The loss was restored and the advice was not: the budget begins anew. Save and "
+                "The loss was restored and the advice was not: the budget starts over. Save and "
                 'restore lore.state_dict() too, as by checkpoint.register("advice", lore).'
             )
 

@@ -658,7 +658,7 @@ def test_a_damaged_file_is_named(tmp_path):
     data[2 * 4096 :] = b"\x55" * (len(data) - 2 * 4096)
     path.write_bytes(data)
     for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
-        with pytest.raises(ValueError, match=r"damaged\.sqlite.*(record anew|another path)"):
+        with pytest.raises(ValueError, match=r"damaged\.sqlite.*(record again|another path)"):
             build(path)
 
 

@@ -134,7 +134,7 @@ def test_later_ones_are_set_aside_and_neither_found_nor_rotated_with(saved, tmp_
         assert find_checkpoint(str(abandoned)) == abandoned, "it can still be chosen"
         again = rotation.save(RunCheckpoint(facts={"a": 2}), step=3)
     assert find_checkpoint(str(tmp_path)) == again
-    assert len(set_aside(folder, after=-1)) == 2, "a run that begins anew"
+    assert len(set_aside(folder, after=-1)) == 2, "a run that starts over"
     assert rotation.save(RunCheckpoint(facts={"a": 3}), step=1).exists()
     assert set_aside(tmp_path / "nowhere", after=0) == []
 

@@ -118,7 +118,7 @@ def bandit_of(run):
 
 
 def test_replay_holds_what_followed_each_record(finished):
-    """Worked out anew from the stored rewards; the resumed runs below have the same rows."""
+    """Recomputed from the stored rewards; the resumed runs below have the same rows."""
     run, _ = finished
     gamma, known = run.learner.loss.discount, 0
     assert gamma == pytest.approx(1 - 1 / 333)

@@ -264,7 +264,7 @@ class RecordingAdvisor:
         self, requests: Sequence[AdviceRequest], entries: list[Entry], start: float
     ) -> None:
         latency_s, model = time.perf_counter() - start, model_name(self.advisor)
-        # Anew each time: a client may read its key when it is first used.
+        # Each time: a client may read its key when it is first used.
         remember(*secrets_of(self.advisor))
         rows = [
             _row(request, entry, model, latency_s)
@@ -572,7 +572,7 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
                     raise ValueError(
                         f"{str(path)!r}: row {row['id']} of answers cannot be read "
                         f"({type(err).__name__}: {str(err)[:200]}). Delete it to do without this "
-                        "answer, or record anew."
+                        "answer, or record again."
                     ) from err
                 entries.setdefault(row["cache_key"], []).append(entry)
         finally:
@@ -580,7 +580,7 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
     except sqlite3.Error as err:
         raise ValueError(
             f"{str(path)!r} cannot be read as a recording of answers ({err}). Give another "
-            "path, or record anew."
+            "path, or record again."
         ) from err
     return "cache_key", entries
 

@@ -158,7 +158,7 @@ class AdviceBandit(TensorDictModuleBase):
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the coefficient: drawn anew where a segment begins, else as it was."""
+        """Write the coefficient: drawn where a segment begins, else unchanged."""
         begins, coefficient = (tensordict.get(key) for key in self.in_keys)
         if self.training:
             if self.segment_steps is not None:

@@ -50,7 +50,7 @@ class AdviceLog:
     Keyword Args:
         limit: Lines in all. Default: ``2_000``.
         resume_step: Keep the lines of the file up to this step, and go on; ``None`` begins
-            anew. Default: ``None``.
+            from the start. Default: ``None``.
         resume_from: Folder of the run that is resumed, whose lines are kept instead, if it
             has such a file. Default: ``None``, the file's own folder.
     """

@@ -92,9 +92,9 @@ class RunLogger:
         resume_step: Go on after this step, with neither gaps nor doubles: later rows of
             ``metrics.jsonl`` and of the CSV files are dropped, TensorBoard is told to drop
             them, and W&B goes on with the folder's run, whose later points stay. ``None``
-            begins anew. Default: ``None``.
+            starts over. Default: ``None``.
         resume_from: Folder of the run that is resumed. If it is another one than
-            ``directory`` and has rows, all begins anew here, and its rows up to
+            ``directory`` and has rows, everything starts over here, and its rows up to
             ``resume_step`` are logged first. Default: ``None``, which is ``directory``.
     """
 

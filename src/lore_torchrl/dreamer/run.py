@@ -307,7 +307,7 @@ def _evaluate(
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    # Built anew each time: the same held-out episodes, whatever was played before.
+    # Built each time: the same held-out episodes, whatever was played before.
     env = build_acting_env(
         config, adapter, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
     )

@@ -104,7 +104,7 @@ class CategoricalPolicy(PolicyKind):
         return (policy,)
 
     def precise(self, policy: Tensor) -> Tensor:
-        """Return log-probabilities in float32, normalized anew if they were not."""
+        """Return log-probabilities in float32, renormalized."""
         if policy.dtype in (torch.float32, torch.float64):
             return policy
         possible = policy.float().masked_fill(is_ruled_out(policy), -math.inf)

@@ -138,7 +138,7 @@ class AdviceStore:
     never wait for writers. Each change is one short transaction that has reached the
     disk when it returns: a process that is killed at any moment leaves all of it or
     nothing. Threads may share a store. A copy, a pickle and a forked child open the
-    file anew. Put it on a local disk: SQLite's locks do not hold on network ones.
+    file again. Put it on a local disk: SQLite's locks do not hold on network ones.
 
     Args:
         path: The file; it and its folder are made where they are missing.
