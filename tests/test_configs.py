@@ -335,6 +335,12 @@ def test_experiments_hold_only_what_differs_from_the_defaults(name):
 
 PARTS_OF = {
     configs.GateConfig: ["modules.UncertaintyGate"],
+    configs.CallsConfig: [
+        "service.AdviceCache",
+        "service.AdviceService",
+        "service.CallPolicy",
+        "transforms.AdviceTransform",
+    ],
     configs.TemperatureConfig: ["modules.TemperatureAligner"],
     configs.MixerConfig: ["modules.LogitMixer", "policies.GaussianPolicy"],
     configs.DisagreementConfig: ["modules.LatentDisagreement"],

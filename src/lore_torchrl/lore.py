@@ -185,7 +185,7 @@ class LoRe:
             self._describer,
             beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
             success_key=self._success_key,
-            abstract_states=calls.abstract_states and hasattr(self._describer, "abstract_state"),
+            abstract_states=None if calls.abstract_states else False,
             noop_filter=calls.noop_filter,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
@@ -542,8 +542,8 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         store=store,
         ttl_steps=c.ttl_steps,
         radius=c.radius,
-        answers_per_state=c.answers_averaged,
-        first_visits=c.averaging_visits,
+        answers_averaged=c.answers_averaged,
+        averaging_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
     return AdviceService(

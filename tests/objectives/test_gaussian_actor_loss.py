@@ -83,7 +83,7 @@ def parts(bounds=(LOW, HIGH)):
 
 def lore_loss(agent, kind=DreamerV3ActorLoss, settings=None, bounds=(LOW, HIGH), **kwargs):
     """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
-    kwargs = {**PAPER, **parts(bounds), **kwargs}
+    kwargs = {**PAPER, "gated": False, **parts(bounds), **kwargs}
     return LoReActorLoss(stock_loss(agent, kind, **(settings or {})), **kwargs)
 
 

@@ -74,7 +74,7 @@ def stock_loss(agent, kind=DreamerV3ActorLoss, **kwargs):
 def lore_loss(agent, *, kind=DreamerV3ActorLoss, gate=None, temperature=None, **kwargs):
     """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
     lore = build_agent_actor(lore_config(gate=gate, temperature=temperature), agent)
-    kwargs = {**PAPER, **kwargs}
+    kwargs = {**PAPER, "gated": False, **kwargs}
     return LoReActorLoss(stock_loss(agent, kind), gate=lore.gate, mixer=lore.mixer, **kwargs)
 
 
@@ -933,7 +933,7 @@ class TestBadArguments:
             parts = {"gate": gate, "mixer": LogitMixer(), "value_ensemble": given}
             with pytest.raises(ValueError, match=f"value_source='{source}'.*value_ensemble with"):
                 LoReActorLoss(stock_loss(tiny_agent()), **parts, multiplier_lr=1e-3)
-            LoReActorLoss(stock_loss(tiny_agent()), **parts)
+            LoReActorLoss(stock_loss(tiny_agent()), **parts, gated=False)
 
     def test_what_is_no_actor_loss_is_named(self):
         with pytest.raises(TypeError, match="Linear"):

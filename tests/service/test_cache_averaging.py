@@ -42,7 +42,7 @@ def test_steep_answers_stay_finite():
 
 
 def test_a_wrong_answer_is_outvoted_even_in_its_own_situation():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
         cache.put(key, advice, abstract_state="hall")
     assert top(cache.get("a", abstract_state="hall")) == 1
@@ -51,7 +51,7 @@ def test_a_wrong_answer_is_outvoted_even_in_its_own_situation():
 
 
 def test_a_second_answer_about_a_situation_is_its_own():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     cache.put("a", LEFT, abstract_state="hall")
     cache.filter_no_op("a", 0)
     cache.put("a", RIGHT, abstract_state="hall")
@@ -59,8 +59,8 @@ def test_a_second_answer_about_a_situation_is_its_own():
     assert (cache.hits, cache.shared_hits) == (1, 0)
 
 
-def test_without_votes_each_answer_stands_for_itself():
-    cache = AdviceCache()
+def test_without_averaging_each_answer_serves_as_it_is():
+    cache = AdviceCache(answers_averaged=None)
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
         cache.put(key, advice, abstract_state="hall")
     assert cache.get("a", abstract_state="hall") == LEFT
@@ -73,7 +73,7 @@ def visit(cache: AdviceCache, key: str, times: int) -> None:
 
 
 def test_a_class_wants_answers_the_more_it_is_visited():
-    cache = AdviceCache(answers_per_state=3, first_visits=2)
+    cache = AdviceCache(answers_averaged=3, averaging_visits=2)
     assert cache.wants("a", "hall")
     cache.put("a", LEFT, abstract_state="hall")
     visit(cache, "a", 1)
@@ -92,14 +92,14 @@ def test_a_class_wants_answers_the_more_it_is_visited():
 
 
 def test_a_peek_is_no_visit():
-    cache = AdviceCache(answers_per_state=2, first_visits=1)
+    cache = AdviceCache(answers_averaged=2, averaging_visits=1)
     cache.put("a", LEFT, abstract_state="hall")
     cache.peek("a", abstract_state="hall")
     assert not cache.wants("a", "hall", known=True)
 
 
 def test_a_situation_may_vote_more_than_once():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     for advice in (LEFT, RIGHT, RIGHT):
         cache.put("a", advice, abstract_state="hall")
     assert len(cache) == 3
@@ -107,7 +107,7 @@ def test_a_situation_may_vote_more_than_once():
 
 
 def test_a_refuted_answer_serves_its_class_but_not_its_situation():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     cache.put("a", LEFT, abstract_state="hall")
     cache.filter_no_op("a", 0)
     cache.filter_no_op("a", 0)
@@ -129,7 +129,7 @@ def test_without_votes_too_a_refuted_answer_makes_way():
 
 
 def test_an_advisor_that_repeats_what_was_refuted_is_not_asked_again():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     cache.put("a", LEFT, abstract_state="hall")
     cache.filter_no_op("a", 0)
     cache.put("a", LEFT, abstract_state="hall")
@@ -138,7 +138,7 @@ def test_an_advisor_that_repeats_what_was_refuted_is_not_asked_again():
 
 
 def test_an_expired_answer_does_not_vote():
-    cache = AdviceCache(answers_per_state=2, ttl_steps=5)
+    cache = AdviceCache(answers_averaged=2, ttl_steps=5)
     cache.put("a", LEFT, abstract_state="hall")
     cache.advance(5)
     cache.put("b", RIGHT, abstract_state="hall")
@@ -146,14 +146,14 @@ def test_an_expired_answer_does_not_vote():
 
 
 def test_votes_survive_a_checkpoint():
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     for key, advice in {"a": LEFT, "b": RIGHT, "c": RIGHT}.items():
         cache.put(key, advice, abstract_state="hall")
     cache.put("a", RIGHT, abstract_state="room")
     cache.filter_no_op("a", 0)
     cache.put("a", LEFT, abstract_state="hall")
     visit(cache, "b", 5)
-    other = AdviceCache(answers_per_state=3)
+    other = AdviceCache(answers_averaged=3)
     other.load_state_dict(json.loads(json.dumps(cache.state_dict())))
     assert other.get("a", abstract_state="hall") == cache.get("a", abstract_state="hall")
     assert not other.wants("a", "hall") and other.noops_filtered == 1
@@ -161,7 +161,7 @@ def test_votes_survive_a_checkpoint():
 
 
 def test_impossible_votes():
-    with pytest.raises(ValueError, match="answers_per_state"):
-        AdviceCache(answers_per_state=0)
-    with pytest.raises(ValueError, match="first_visits"):
-        AdviceCache(answers_per_state=2, first_visits=0)
+    with pytest.raises(ValueError, match="answers_averaged"):
+        AdviceCache(answers_averaged=0)
+    with pytest.raises(ValueError, match="averaging_visits"):
+        AdviceCache(answers_averaged=2, averaging_visits=0)

@@ -24,6 +24,7 @@ def store(tmp_path):
 @pytest.fixture(params=["memory", "store"])
 def make(request, tmp_path):
     def make(**config):
+        config = {"answers_averaged": None, **config}
         if request.param == "store":
             config["store"] = AdviceStore(tmp_path / "advice.sqlite")
         return AdviceCache(**config)
@@ -42,7 +43,7 @@ def travelled(cache):
 # ---- neighbours ----
 
 
-def test_a_coarse_key_gives_the_latest_of_its_advice(make):
+def test_a_state_gives_the_latest_of_its_advice(make):
     cache = make()
     cache.put("a", advice(1.0), abstract_state="room")
     cache.put("b", advice(2.0), abstract_state="room")
@@ -86,7 +87,7 @@ def test_exact_goes_before_coarse_and_coarse_before_latent(make):
     assert cache.get("x", "hall", [0.0]) == advice(1.0)
 
 
-def test_the_latest_under_a_coarse_key_is_not_the_last_used(make):
+def test_the_latest_of_an_abstract_state_is_not_the_last_used(make):
     cache = make()
     cache.put("a", advice(1.0), abstract_state="room")
     cache.put("b", advice(2.0), abstract_state="room")

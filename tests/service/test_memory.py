@@ -35,7 +35,7 @@ class Verbose:
 @pytest.mark.parametrize("mode", ["blocking", "async"])
 def test_neither_raw_answers_nor_pictures_stay_in_memory(tmp_path, mode):
     recorder = RecordingAdvisor(Verbose(), tmp_path / "answers.sqlite")
-    cache = AdviceCache(answers_per_state=3)
+    cache = AdviceCache(answers_averaged=3)
     service = AdviceService(recorder, budget=CallBudget(100), cache=cache, mode=mode)
     # The first call starts the thread.
     tracemalloc.start()

@@ -51,7 +51,7 @@ class Counting(AdviceCache):
 
 def make_service(mode="blocking", cache=None, **policy):
     budget = CallBudget(9)
-    cache = AdviceCache(answers_per_state=3, first_visits=1) if cache is None else cache
+    cache = AdviceCache(answers_averaged=3, averaging_visits=1) if cache is None else cache
     policy = CallPolicy(budget, **policy)
     return AdviceService(Alternating(), budget=budget, policy=policy, cache=cache, mode=mode)
 

@@ -213,7 +213,7 @@ def test_situations_of_one_abstract_state_share_advice():
 def test_a_fallback_is_no_answer_to_the_question_asked_meanwhile(held):
     held.let.set()
     replay, late = make_replay(10), LateAdvice()
-    cache = AdviceCache(answers_per_state=2, first_visits=2)
+    cache = AdviceCache(answers_averaged=2, averaging_visits=2)
     with AdviceService(held, budget=CallBudget(2), cache=cache, mode="async") as service:
         env = make_env(
             service, lengths=(9,), describer=Coarse(), require_key=None, abstract_states=True

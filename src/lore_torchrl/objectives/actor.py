@@ -93,7 +93,7 @@ class LoReActorLoss(LossModule):
             ``"policy_to_prior"`` is :math:`\mathrm{KL}(\pi\|\rho)`.
             Default: ``"prior_to_policy"``.
         gated: Whether :math:`w` holds the gate's :math:`\beta / \beta_{\max}`. Needs ``gate``.
-            Default: ``False``.
+            Default: ``None``, where there is one.
         bonus_weight: :math:`\beta_b`. Default: ``0.0``.
         distillation_weight: :math:`\lambda_d`; needs ``gate`` and ``mixer``.
             Default: ``0.0``.
@@ -177,7 +177,7 @@ class LoReActorLoss(LossModule):
         imitation_threshold: float = 0.05,
         prior_weight: float = 0.0,
         prior_kl: Literal["prior_to_policy", "policy_to_prior"] = "prior_to_policy",
-        gated: bool = False,
+        gated: bool | None = None,
         bonus_weight: float = 0.0,
         distillation_weight: float = 0.0,
         multiplier_lr: float = 0.0,
@@ -227,6 +227,7 @@ class LoReActorLoss(LossModule):
                 "The constraint and distillation compare the policy with the mixture that acts: "
                 "pass the policy's gate and mixer, or set multiplier_lr=0, distillation_weight=0."
             )
+        gated = gate is not None if gated is None else gated
         if gated and gate is None:
             raise ValueError("gated=True needs the policy's gate.")
         self.gated = gated

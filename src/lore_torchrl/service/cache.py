@@ -44,10 +44,10 @@ class AdviceCache:
     The exact key is looked up first, then the latest answer of the same abstract state,
     then the answer whose latent is nearest, within ``radius``.
 
-    **Answer averaging.** With ``answers_per_state`` :math:`V` the confidence-weighted average
+    **Answer averaging.** With ``answers_averaged`` :math:`V` the confidence-weighted average
     of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j)`, with the mean confidence. A state with
-    :math:`n < V` answers :meth:`wants` another one after ``first_visits`` :math:`\cdot 2^{n-1}`
+    :math:`n < V` answers :meth:`wants` another one after ``averaging_visits`` :math:`\cdot 2^{n-1}`
     visits since the last: good advice leads away from a state, so visits gather where advice
     fails.
 
@@ -68,9 +68,9 @@ class AdviceCache:
         radius: Largest Euclidean distance between latents that share advice; ``None`` for
             no search by latents. Latents of different world models cannot be compared: give
             them different prefixes. Default: ``None``.
-        answers_per_state: Answers averaged in an abstract state, at least 1; ``None`` for the
+        answers_averaged: Answers averaged in an abstract state, at least 1; ``None`` for the
             latest alone. Default: ``None``.
-        first_visits: Visits to an abstract state before its second answer, doubled for each
+        averaging_visits: Visits to an abstract state before its second answer, doubled for each
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
             prompt. Answers under other prefixes of the same store are not seen. Default: empty.
@@ -98,17 +98,17 @@ class AdviceCache:
         store: AdviceStore | None = None,
         ttl_steps: int | None = None,
         radius: float | None = None,
-        answers_per_state: int | None = None,
-        first_visits: int = 8,
+        answers_averaged: int | None = 5,
+        averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
         if max_entries < 1:
             raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
-        for name, value in (("ttl_steps", ttl_steps), ("answers_per_state", answers_per_state)):
+        for name, value in (("ttl_steps", ttl_steps), ("answers_averaged", answers_averaged)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}. Use None for no limit.")
-        if first_visits < 1:
-            raise ValueError(f"first_visits must be at least 1, got {first_visits}.")
+        if averaging_visits < 1:
+            raise ValueError(f"averaging_visits must be at least 1, got {averaging_visits}.")
         if radius is not None and not (math.isfinite(radius) and radius > 0):
             raise ValueError(
                 f"radius must be a positive finite distance, got {radius}. "
@@ -118,8 +118,8 @@ class AdviceCache:
         self.store = store
         self.ttl_steps = ttl_steps
         self.radius = radius
-        self.answers_per_state = answers_per_state
-        self.first_visits = first_visits
+        self.answers_averaged = answers_averaged
+        self.averaging_visits = averaging_visits
         self.prefix = prefix
         self.hits = self.shared_hits = self.misses = self.expired = self.noops_filtered = 0
         self._table = None if store is None else _AnswerTable(store, prefix)
@@ -176,7 +176,7 @@ class AdviceCache:
             if found is None:
                 self.misses += 1
                 return None
-            if self.answers_per_state is not None and abstract_state is not None:
+            if self.answers_averaged is not None and abstract_state is not None:
                 self._visits[abstract_state] = self._visits.get(abstract_state, 0) + 1
             if key in (found, found.rpartition("#")[0]):
                 self.hits += 1
@@ -210,11 +210,11 @@ class AdviceCache:
         with self._lock:
             if key in self._closed:
                 return False
-            if not known or self.answers_per_state is None or abstract_state is None:
+            if not known or self.answers_averaged is None or abstract_state is None:
                 return not known
             answers = len(self._state_answers(key, abstract_state))
             visits = self._visits.get(abstract_state, 0)
-            return 0 < answers < self.answers_per_state and visits >= self.first_visits * 2 ** (
+            return 0 < answers < self.answers_averaged and visits >= self.averaging_visits * 2 ** (
                 answers - 1
             )
 
@@ -244,7 +244,7 @@ class AdviceCache:
     def _averaged(self, found: str, key: str, abstract_state: str | None) -> Advice:
         own = self._entries[found]
         if (
-            self.answers_per_state is None
+            self.answers_averaged is None
             or abstract_state is None
             or own.abstract != abstract_state
         ):
@@ -318,7 +318,7 @@ class AdviceCache:
     ) -> None:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
-        With ``answers_per_state`` it is kept beside an earlier answer for ``key``, without it
+        With ``answers_averaged`` it is kept beside an earlier answer for ``key``, without it
         replaces that one. The no-op filter drops an answer that prefers a filtered action.
 
         Args:
@@ -343,7 +343,7 @@ class AdviceCache:
                 self._closed.add(key)
                 return
             slot, number = key, 1
-            while self.answers_per_state and abstract_state is not None and self._alive(slot):
+            while self.answers_averaged and abstract_state is not None and self._alive(slot):
                 number += 1
                 slot = f"{key}#{number}"
         try:

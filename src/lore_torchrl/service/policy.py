@@ -65,7 +65,7 @@ class CallPolicy:
         boundaries: Macro boundaries, used where ``always`` is false; ``False`` switches
             them off. Default: ``MacroBoundaries()``.
         always: Whether every candidate is eligible. Default: ``True``.
-        min_beta: Lowest acquisition score that is worth a call, 0 to 1. Default: ``0.0``.
+        min_beta: Lowest acquisition score that is worth a call, 0 to 1. Default: ``0.05``.
         calls_per_step: Most calls at one vector step, at least 1. Default: ``1``.
         novelty: Trigger on rarely visited situations. Default: off.
         td_spike: Trigger on unusual TD errors. Default: off.
@@ -88,7 +88,7 @@ class CallPolicy:
         cooldown: Cooldown | None = None,
         boundaries: MacroBoundaries | Literal[False] | None = None,
         always: bool = True,
-        min_beta: float = 0.0,
+        min_beta: float = 0.05,
         calls_per_step: int = 1,
         novelty: Novelty | None = None,
         td_spike: TDErrorSpike | None = None,

@@ -88,10 +88,11 @@ class AdviceTransform(Transform):
             for the TD errors of the call policy's ``td_spike``. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
         abstract_states: Whether situations of the same abstract state,
-            ``describer.abstract_state(row, observation)``, share advice. Default: ``False``.
+            ``describer.abstract_state(row, observation)``, share advice. Default: ``None``,
+            where the describer has that method.
         noop_filter: Whether to filter no-ops: advice no longer serves a situation in which its
             action was taken, gained no reward and left ``cache_key`` as it was. For
-            describers whose key tells all that an action may change. Default: ``False``.
+            describers whose key tells all that an action may change. Default: ``True``.
 
     Raises:
         TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`, or the
@@ -144,8 +145,8 @@ class AdviceTransform(Transform):
         latent_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
-        abstract_states: bool = False,
-        noop_filter: bool = False,
+        abstract_states: bool | None = None,
+        noop_filter: bool = True,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(
@@ -181,7 +182,8 @@ class AdviceTransform(Transform):
         self.latent_key = latent_key
         self.value_key = value_key
         self.discount = discount
-        self.abstract_states = abstract_states
+        has_states = hasattr(describer, "abstract_state")
+        self.abstract_states = has_states if abstract_states is None else abstract_states
         self.noop_filter = noop_filter
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
