@@ -1,7 +1,8 @@
-"""TorchRL's own dreamer_v3 recipe, as the wheel ships it, with LoRe put in; on CartPole.
+"""TorchRL's own dreamer_v3 recipe, as the wheel ships it, with LoRe put in.
 
-    python examples/torchrl_recipe.py             # with advice
+    python examples/torchrl_recipe.py             # CartPole, with advice
     python examples/torchrl_recipe.py calls=0     # the recipe as it is
+    python examples/torchrl_recipe.py --config-name torchrl_recipe_minigrid
 
 Its functions are used as they are. In a copy of the recipe's ``train.py`` the same changes are
 the lines that ``docs/pipeline.md`` lists.
@@ -14,13 +15,19 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium as gym
 import hydra
+import numpy as np
+import torch
 import torchrl
 from omegaconf import DictConfig
+from torchrl.envs import GymWrapper
 
 from lore_torchrl import AdviceRequest, LoRe, LoReConfig
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import CallsConfig
+from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
+from lore_torchrl.envs.minigrid.environment import one_hot_view
 
 CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 
@@ -61,6 +68,45 @@ def push_under(request: AdviceRequest) -> list[float]:
     return [float(not falls_right), float(falls_right)]
 
 
+class OneHotView(gym.ObservationWrapper):
+    """Writes the view as the vector that the recipe's encoder reads, beside the view itself."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        vector = gym.spaces.Box(0.0, 1.0, (1033,), np.float32)
+        spaces = {**env.observation_space.spaces, "observation": vector}
+        self.observation_space = gym.spaces.Dict(spaces)
+
+    def observation(self, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return view, direction and vector."""
+        view, direction = (torch.as_tensor(observation[key]) for key in ("image", "direction"))
+        return {**observation, "observation": one_hot_view(view, direction).numpy()}
+
+
+def make_minigrid(*, seed: int | None, env_index: int, num_envs: int, env_id: str) -> GymWrapper:
+    """Make one environment; the recipe seeds it."""
+    return GymWrapper(OneHotView(MiniGrid(env_id).make_gym()))
+
+
+class DoorKeyDescriber(MiniGridDescriber):
+    """The describer of views, for one mission that the environment does not repeat."""
+
+    in_keys = ("image", "direction")
+    mission = "use the key to open the door and then get to the goal"
+
+    def request(self, row, observation):
+        """Return the question."""
+        return super().request(row, {**observation, "mission": self.mission})
+
+    def cache_key(self, row, observation):
+        """Return the key of what is seen."""
+        return super().cache_key(row, {**observation, "mission": self.mission})
+
+    def abstract_state(self, row, observation):
+        """Return what is carried, what is ahead, and where things lie."""
+        return super().abstract_state(row, {**observation, "mission": self.mission})
+
+
 def load_recipe() -> ModuleType:
     """Import the recipe's train.py out of the installed wheel; its folder is no package."""
     folder = Path(torchrl.__file__).parent.parent / "sota-implementations" / "dreamer_v3"
@@ -79,12 +125,13 @@ def add_lore(recipe: ModuleType, config: DictConfig) -> None:
 
     def learner_with_advice(*args, **kwargs):
         learner = build_learner(*args, **kwargs)
+        cartpole = config.env.name.startswith("CartPole")
         lore = LoRe(
             LoReConfig(calls=CallsConfig(budget=config.calls)),
             actor=learner.actor_loss.actor_model,
             value=learner.value_loss.value_model,
-            advisor=ScriptedAdvisor(push_under),
-            describer=CartPoleDescriber(),
+            advisor=ScriptedAdvisor(push_under if cartpole else MiniGridPlanner()),
+            describer=CartPoleDescriber() if cartpole else DoorKeyDescriber(),
             seed=config.env.seed,
         )
         # 1. The environments ask for advice, and replay keeps it.

@@ -15,10 +15,19 @@ SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "torchrl_recipe.p
 SHORT = ["collector.total_frames=256", "logger.eval_every=0", "replay_buffer.batch_size=2"]
 
 
-@pytest.mark.parametrize("calls", [3, 0])
-def test_the_recipe_runs(tmp_path, calls):
+@pytest.mark.parametrize(
+    ("config", "calls"),
+    [("torchrl_recipe", 3), ("torchrl_recipe", 0), ("torchrl_recipe_minigrid", 3)],
+)
+def test_the_recipe_runs(tmp_path, config, calls):
     metrics = tmp_path / "metrics.jsonl"
-    words = [*SHORT, f"calls={calls}", f"logger.metrics_jsonl={metrics}", "logger.train_every=64"]
+    words = [
+        f"--config-name={config}",
+        *SHORT,
+        f"calls={calls}",
+        f"logger.metrics_jsonl={metrics}",
+        "logger.train_every=64",
+    ]
     result = subprocess.run(
         [sys.executable, str(SCRIPT), *words],
         capture_output=True,
