@@ -55,6 +55,7 @@ from lore_torchrl import (
     keys,
 )
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.configs import LossConfig
 from lore_torchrl.envs.pendulum import Pendulum
 
 STATE, BELIEF, WIDTH = 16, 64, 64  # sizes
@@ -80,7 +81,9 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
     if lore:
         # 1. The environment asks for advice: which of seven torques?
         describer = adapter.make_describer()
-        env.append_transform(AdviceTransform(service, describer))
+        env.append_transform(
+            AdviceTransform(service, describer, abstract_states=False, noop_filter=False)
+        )
         # 2. The acting policy mixes it in, as a Gaussian. The critic has no bins to weigh.
         gate = UncertaintyGate(value_weight=0.0)
         policy = GaussianPolicy(describer.anchors, bounds=dreamer.bounds, scale_range=(0.1, 5.0))
@@ -89,12 +92,14 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         # 3. The actor's loss learns from it, as in the paper: replay holds no returns to imitate.
         actor_loss = LoReActorLoss(
             actor_loss,
+            LossConfig(
+                imitation_weight=0.0,
+                prior_weight=0.3,
+                prior_kl="policy_to_prior",
+                multiplier_lr=1e-3,
+            ),
             gate=gate,
             mixer=mixer,
-            imitation_weight=0.0,
-            prior_weight=0.3,
-            prior_kl="policy_to_prior",
-            multiplier_lr=1e-3,
         )
         kept = [*KEPT, *keys.ADVICE_KEYS]  # and replay keeps it
     # --8<-- [end:lore]

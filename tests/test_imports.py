@@ -23,7 +23,7 @@ ALLOWED = {
     "policies": {"functional", "keys"},
     "modules": {"functional", "keys", "policies"},
     "control": {"functional", "keys"},
-    "objectives": {"control", "modules", "functional", "keys", "policies"},
+    "objectives": {"configs", "control", "modules", "functional", "keys", "policies"},
     "envs": {"advisors", "keys"},
     "replay": {"advisors", "keys"},
     "lore": {

@@ -449,12 +449,12 @@ def build_actor_loss(
     critic = lore_actor.value_model
     return LoReActorLoss(
         actor_loss,
+        config.loss,
         gate=lore_actor.gate,
         mixer=lore_actor.mixer,
         prior_net=lore_actor.prior_net,
         disagreement=lore_actor.disagreement,
         value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
-        **vars(config.loss),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -16,6 +18,7 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.learner import Learner, build_agent_actor, build_learner
+from lore_torchrl.objectives import LoReActorLoss
 
 OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
 STATE, BELIEF = 8, 16
@@ -71,6 +74,14 @@ PAPER = {
     "multiplier_lr": 1e-3,
     "multiplier_max": 1.0,
 }
+
+
+def wrap(actor_loss, **settings) -> LoReActorLoss:
+    """LoRe's loss around a stock one: settings of the loss and parts, by keyword."""
+    names = {part.name for part in fields(LossConfig)}
+    config = LossConfig(**{name: value for name, value in settings.items() if name in names})
+    parts = {name: value for name, value in settings.items() if name not in names}
+    return LoReActorLoss(actor_loss, config, **parts)
 
 
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:

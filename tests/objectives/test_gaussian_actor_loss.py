@@ -14,6 +14,7 @@ from dreamer_sample import (
     tiny_sample,
     update,
     weights,
+    wrap,
 )
 from gaussian_sample import ANCHORS, HIGH, LOW, advised_latents, continuous_agent
 from tensordict.nn import (
@@ -30,7 +31,6 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
 from lore_torchrl.modules import AdviceBatch, LogitMixer, PriorNet, UncertaintyGate
-from lore_torchrl.objectives import LoReActorLoss
 from lore_torchrl.policies import GaussianPolicy
 
 V3 = {"entropy_bonus": 3e-4}
@@ -84,7 +84,7 @@ def parts(bounds=(LOW, HIGH)):
 def lore_loss(agent, kind=DreamerV3ActorLoss, settings=None, bounds=(LOW, HIGH), **kwargs):
     """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
     kwargs = {**PAPER, "gated": False, **parts(bounds), **kwargs}
-    return LoReActorLoss(stock_loss(agent, kind, **(settings or {})), **kwargs)
+    return wrap(stock_loss(agent, kind, **(settings or {})), **kwargs)
 
 
 class TestEqualsStock:
@@ -105,7 +105,7 @@ class TestEqualsStock:
             if wrapped:
                 on = {**PAPER, "imitation_weight": 1.0}
                 wanted = dict.fromkeys(on, 0.0) if why == "weights" else on
-                loss = LoReActorLoss(loss, **parts(), **wanted)
+                loss = wrap(loss, **parts(), **wanted)
                 loss.composed = why == "no_entries"
             torch.manual_seed(5)
             losses, imagined = loss(td)
@@ -368,7 +368,7 @@ def test_dreamer_v1_moves_to_the_advice(distribution):
     td["llm_confidence"] = torch.ones(16, 1)
     own = parts((LOW, HIGH) if distribution is TanhNormal else None)
     off = {"imitation_weight": 0.0, "prior_weight": 1.0}
-    loss = LoReActorLoss(stock_loss(agent, DreamerActorLoss), **own, **off)
+    loss = wrap(stock_loss(agent, DreamerActorLoss), **own, **off)
     optimizer = torch.optim.Adam(agent.actor.parameters(), lr=2e-2)
 
     def distance():
@@ -461,7 +461,7 @@ class TestImagination:
         loss = stock_loss(agent, kind, **settings)
         if net is not None:
             own = {"imitation_weight": 0.0, "beta_imagine_max": 0.5, **UNDONE}
-            loss = LoReActorLoss(loss, **parts(), prior_net=net, **own, **lore)
+            loss = wrap(loss, **parts(), prior_net=net, **own, **lore)
         td = advised_latents().select("state", "belief")
         torch.manual_seed(5)
         losses, imagined = loss(td)
@@ -515,12 +515,12 @@ class TestRefused:
         agent = continuous_agent()
         for mixer in (None, LogitMixer()):
             with pytest.raises(ValueError, match="Gaussian actor needs"):
-                LoReActorLoss(stock_loss(agent), mixer=mixer)
+                wrap(stock_loss(agent), mixer=mixer)
 
     def test_a_categorical_actor_with_it(self):
         agent = tiny_agent()
         with pytest.raises(ValueError, match="Supported are TanhNormal"):
-            LoReActorLoss(stock_loss(agent, use_reinforce=True), **parts())
+            wrap(stock_loss(agent, use_reinforce=True), **parts())
 
     def test_a_mixing_actor_without_anchors(self):
         with pytest.raises(ValueError, match="describer's anchors"):

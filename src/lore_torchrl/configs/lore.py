@@ -274,6 +274,12 @@ class LossConfig(Settings):
         0.0, "Largest weight of PriorNet's advice in imagination.", ge=0
     )
 
+    def __post_init__(self) -> None:
+        """Refuse impossible values and combinations."""
+        super().__post_init__()
+        rule = f"it must be at most multiplier_max={self.multiplier_max}"
+        self.require(self.multiplier_init <= self.multiplier_max, "multiplier_init", rule)
+
 
 @dataclass
 class DisagreementConfig(Settings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -13,6 +13,7 @@ from torchrl.objectives.common import LossModule
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import LossConfig
 from lore_torchrl.functional import linear_schedule, masked_mean, step_multiplier
 from lore_torchrl.modules.advice import AdviceBatch, read_advice
 from lore_torchrl.modules.disagreement import LatentDisagreement
@@ -80,33 +81,15 @@ class LoReActorLoss(LossModule):
             :class:`~torchrl.objectives.DreamerActorLoss`, with a stock actor of the mixer's kind of
             policy.
 
+        config: Weights :math:`\lambda_f, \lambda_\rho, \beta_b, \lambda_d`, threshold, multiplier
+            and bound, each documented there. Default: ``LossConfig()``.
+
     Keyword Args:
-        gate: Gate of the acting policy, for :math:`\pi_{mix}` and :math:`\beta`. Default: ``None``.
+        gate: Gate of the acting policy, for :math:`\pi_{mix}` and :math:`\beta`; without one the
+            terms are not gated. Default: ``None``.
         mixer: Mixer of the acting policy, for :math:`T`, :math:`\rho` and :math:`\pi_{mix}`.
-            Needed for the constraint and for a Gaussian actor. Default: ``None``, a
+            Needed for the constraint, distillation and a Gaussian actor. Default: ``None``, a
             ``LogitMixer()``.
-        imitation_weight: :math:`\lambda_f`. Default: ``1.0``.
-        imitation_threshold: :math:`\theta`. Default: ``0.05``.
-        prior_weight: :math:`\lambda_\rho`. Default: ``0.0``.
-        prior_kl: Direction of the prior term: ``"prior_to_policy"`` is
-            :math:`\mathrm{KL}(\rho\|\pi)`, which makes the policy cover the advice;
-            ``"policy_to_prior"`` is :math:`\mathrm{KL}(\pi\|\rho)`.
-            Default: ``"prior_to_policy"``.
-        gated: Whether :math:`w` holds the gate's :math:`\beta / \beta_{\max}`. Needs ``gate``.
-            Default: ``None``, where there is one.
-        bonus_weight: :math:`\beta_b`. Default: ``0.0``.
-        distillation_weight: :math:`\lambda_d`; needs ``gate`` and ``mixer``.
-            Default: ``0.0``.
-        multiplier_lr: :math:`\eta` for each update; ``0`` switches the constraint off.
-            Default: ``0.0``.
-        multiplier_max: :math:`\lambda_{\max}`. Default: ``0.1``.
-        multiplier_init: First :math:`\lambda`. Default: ``0.0``.
-        delta: :math:`\delta` at the first update, nats. Default: ``0.1``.
-        delta_end: :math:`\delta` after ``delta_steps`` updates; ``None`` keeps ``delta``.
-            Default: ``None``.
-        delta_steps: Length of the schedule from loose to tight, updates. Default: ``0``.
-        beta_imagine_max: Largest weight of advice in imagination; needs ``prior_net`` and
-            ``mixer``. Default: ``0.0``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
         disagreement: Ensemble for the gate, where its ``disagreement_weight`` is
             positive. Default: ``None``.
@@ -116,9 +99,8 @@ class LoReActorLoss(LossModule):
     Raises:
         TypeError: If ``actor_loss`` is not a stock Dreamer actor loss, or its actor not a stock
             one.
-        ValueError: If a weight is negative, a bound does not hold, ``prior_kl`` is unknown, a
-            term lacks a part that it needs, or the mixer is for another kind of policy. In
-            ``forward``, if the advice names another number of actions.
+        ValueError: If a term lacks a part that it needs, or the mixer is for another kind of
+            policy. In ``forward``, if the advice names another number of actions.
         KeyError: In ``forward``, if a term is on and there is no advice, or not what belongs to
             it. :class:`~lore_torchrl.objectives.LoReDreamerV3Loss`, which hands advice over
             itself, sets ``composed`` to say so; the stock ``DreamerV3Loss`` would drop it.
@@ -170,23 +152,10 @@ class LoReActorLoss(LossModule):
     def __init__(
         self,
         actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
+        config: LossConfig | None = None,
         *,
         gate: UncertaintyGate | None = None,
         mixer: LogitMixer | None = None,
-        imitation_weight: float = 1.0,
-        imitation_threshold: float = 0.05,
-        prior_weight: float = 0.0,
-        prior_kl: Literal["prior_to_policy", "policy_to_prior"] = "prior_to_policy",
-        gated: bool | None = None,
-        bonus_weight: float = 0.0,
-        distillation_weight: float = 0.0,
-        multiplier_lr: float = 0.0,
-        multiplier_max: float = 0.1,
-        multiplier_init: float = 0.0,
-        delta: float = 0.1,
-        delta_end: float | None = None,
-        delta_steps: int = 0,
-        beta_imagine_max: float = 0.0,
         prior_net: PriorNet | None = None,
         disagreement: LatentDisagreement | None = None,
         value_ensemble: ValueEnsemble | None = None,
@@ -195,42 +164,15 @@ class LoReActorLoss(LossModule):
         if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
             kind = type(actor_loss).__name__
             raise TypeError(f"actor_loss must be a DreamerV3 or Dreamer actor loss, got {kind}.")
-        delta_end = delta if delta_end is None else delta_end
-        not_negative = {
-            "imitation_weight": imitation_weight,
-            "imitation_threshold": imitation_threshold,
-            "prior_weight": prior_weight,
-            "bonus_weight": bonus_weight,
-            "multiplier_lr": multiplier_lr,
-            "delta": delta,
-            "delta_end": delta_end,
-            "delta_steps": delta_steps,
-            "distillation_weight": distillation_weight,
-            "beta_imagine_max": beta_imagine_max,
-        }
-        for name, value in not_negative.items():
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}.")
-        if not 0 <= multiplier_init <= multiplier_max:
-            raise ValueError(
-                "The multiplier needs 0 <= multiplier_init <= multiplier_max, got "
-                f"{multiplier_init} and {multiplier_max}."
-            )
-        if prior_kl not in ("prior_to_policy", "policy_to_prior"):
-            raise ValueError(
-                f"prior_kl must be 'prior_to_policy' or 'policy_to_prior', got {prior_kl!r}."
-            )
-        self.constrained = multiplier_lr > 0 or multiplier_init > 0
-        self.mixes = self.constrained or distillation_weight > 0
+        self.config = c = LossConfig() if config is None else config
+        self.constrained = c.multiplier_lr > 0 or c.multiplier_init > 0
+        self.mixes = self.constrained or c.distillation_weight > 0
         if self.mixes and (gate is None or mixer is None):
             raise ValueError(
                 "The constraint and distillation compare the policy with the mixture that acts: "
                 "pass the policy's gate and mixer, or set multiplier_lr=0, distillation_weight=0."
             )
-        gated = gate is not None if gated is None else gated
-        if gated and gate is None:
-            raise ValueError("gated=True needs the policy's gate.")
-        self.gated = gated
+        self.gated = c.gated and gate is not None
         if self.mixes or self.gated:
             if gate.value_weight and (gate.value_source == "ensemble") == (value_ensemble is None):
                 raise ValueError(
@@ -242,14 +184,14 @@ class LoReActorLoss(LossModule):
                     f"The gate has disagreement_weight={gate.disagreement_weight}: pass "
                     "disagreement."
                 )
-        if beta_imagine_max and (prior_net is None or mixer is None):
+        if c.beta_imagine_max and (prior_net is None or mixer is None):
             raise ValueError("beta_imagine_max needs prior_net and the policy's mixer.")
         mixer = LogitMixer() if mixer is None else mixer
         mixer.policy.check(actor_loss.actor_model)
         self.__dict__["_actor"] = actor_loss.actor_model
-        if beta_imagine_max:
+        if c.beta_imagine_max:
             actor_loss.actor_model = ImaginationActor(
-                actor_loss.actor_model, prior_net, mixer, beta_max=beta_imagine_max
+                actor_loss.actor_model, prior_net, mixer, beta_max=c.beta_imagine_max
             )
         self.actor_loss = actor_loss
         self.gate = gate
@@ -257,19 +199,12 @@ class LoReActorLoss(LossModule):
         self.prior_net = prior_net
         self.disagreement = disagreement
         self.value_ensemble = value_ensemble
-        self.imitation_weight = imitation_weight
-        self.imitation_threshold = imitation_threshold
-        self.distillation_weight = distillation_weight
-        self.prior_weight = prior_weight
-        self.prior_kl = prior_kl
-        self.bonus_weight = bonus_weight
-        self.multiplier_lr = multiplier_lr
-        self.delta_steps = delta_steps
         # Whether a composed loss hands over the advice, which the input then lacks.
         self.composed = False
-        self.register_buffer("multiplier", torch.tensor(float(multiplier_init)))
-        self.register_buffer("multiplier_max", torch.tensor(float(multiplier_max)))
-        self.register_buffer("delta", torch.tensor(float(delta)))
+        self.register_buffer("multiplier", torch.tensor(float(c.multiplier_init)))
+        self.register_buffer("multiplier_max", torch.tensor(float(c.multiplier_max)))
+        self.register_buffer("delta", torch.tensor(float(c.delta)))
+        delta_end = c.delta if c.delta_end is None else c.delta_end
         self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
@@ -298,13 +233,13 @@ class LoReActorLoss(LossModule):
     def advised(self) -> bool:
         """Whether there is anything to compute on states that carry advice."""
         aligner = self.mixer.temperature
-        weighs = self.prior_weight > 0 or self.bonus_weight > 0 or self.mixes
+        weighs = self.config.prior_weight > 0 or self.config.bonus_weight > 0 or self.mixes
         return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
     def active(self) -> bool:
         """Whether there is anything to compute on real states."""
-        return self.imitation_weight > 0 or self.advised
+        return self.config.imitation_weight > 0 or self.advised
 
     def make_value_estimator(self, value_type: ValueEstimators | None = None, **hyperparams: Any):
         """Build the wrapped loss's value estimator."""
@@ -328,7 +263,7 @@ class LoReActorLoss(LossModule):
 
     def current_delta(self) -> Tensor:
         r"""Return :math:`\delta` at this point of its schedule."""
-        return linear_schedule(self.updates, self.delta, self.delta_end, self.delta_steps)
+        return linear_schedule(self.updates, self.delta, self.delta_end, self.config.delta_steps)
 
     def return_scale(self) -> Tensor | float:
         r"""Return :math:`S`, by which the wrapped loss divides its advantages, or 1."""
@@ -341,12 +276,12 @@ class LoReActorLoss(LossModule):
         tk = self.tensor_keys
         advice = read_advice(tensordict, (tk.prior_logits, tk.confidence, tk.mask))
         if advice is not None:
-            needed = (tk.executed, tk.lore_return) if self.imitation_weight else ()
+            needed = (tk.executed, tk.lore_return) if self.config.imitation_weight else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
                 raise KeyError(
-                    f"imitation_weight={self.imitation_weight} needs {missing} beside the advice: "
-                    "the action executed in each state and the return that followed, or set "
+                    f"imitation_weight={self.config.imitation_weight} needs {missing} beside the "
+                    "advice: the action executed in each state and what it returned, or set "
                     "imitation_weight=0."
                 )
         elif self.active and not self.composed:
@@ -392,14 +327,15 @@ class LoReActorLoss(LossModule):
         policy = followed = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
-        if self.imitation_weight:
+        if self.config.imitation_weight:
             gains = self._gains(tensordict)
             steps, acting, weight = tensordict, policy, gains
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
                 weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
             log_prob = kind.log_prob(acting, steps.get(tk.executed))
-            terms["loss_lore_imitation"] = -self.imitation_weight * _weighted_mean(log_prob, weight)
+            imitated = _weighted_mean(log_prob, weight)
+            terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()
         if self.advised:
             if advice is None:
@@ -407,7 +343,7 @@ class LoReActorLoss(LossModule):
             self.mixer.check_advice(policy, advice.prior_logits)
             if advice.learned is not None:
                 terms["lore_learnt"] = advice.learned.float().mean()
-            if self.imitation_weight:
+            if self.config.imitation_weight:
                 first = advice.prior_logits.argmax(-1, keepdim=True)
                 taken = kind.nearest(tensordict.get(tk.executed))
                 followed = gains * (taken == first).squeeze(-1)
@@ -445,7 +381,7 @@ class LoReActorLoss(LossModule):
             value = critic(tensordict.select(*critic.in_keys)).get(key)
         real = tensordict.get(tk.lore_return).reshape(value.shape)
         returns = tensordict.get(tk.lambda_return, real).reshape(value.shape)
-        scale, threshold = self.return_scale(), self.imitation_threshold
+        scale, threshold = self.return_scale(), self.config.imitation_threshold
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
 
     @torch.no_grad()
@@ -471,7 +407,7 @@ class LoReActorLoss(LossModule):
         followed: Tensor | None,
     ) -> dict[str, Tensor]:
         """Compute the terms of states with advice; ``followed`` weighs them, ``[*B]``."""
-        terms, mixer, kind = {}, self.mixer, self.mixer.policy
+        c, terms, mixer, kind = self.config, {}, self.mixer, self.mixer.policy
         fixed = policy.detach()
         valid, weight = advice.valid.squeeze(-1), advice.weight.squeeze(-1)
         terms["lore_advised"] = valid.float().mean()
@@ -488,23 +424,23 @@ class LoReActorLoss(LossModule):
             beta = self._beta(tensordict, fixed)
         if self.gated:
             weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
-        if self.prior_weight:
-            pair = (prior, policy) if self.prior_kl == "prior_to_policy" else (policy, prior)
-            terms["loss_lore_prior"] = self.prior_weight * mean(weight * kind.divergence(*pair))
-        if self.bonus_weight:
+        if c.prior_weight:
+            pair = (prior, policy) if c.prior_kl == "prior_to_policy" else (policy, prior)
+            terms["loss_lore_prior"] = c.prior_weight * mean(weight * kind.divergence(*pair))
+        if c.bonus_weight:
             bonus = mean(weight * kind.expected_log_prob(policy, prior))
-            terms["loss_lore_bonus"] = -self.bonus_weight * bonus
+            terms["loss_lore_bonus"] = -c.bonus_weight * bonus
         if self.mixes:
             kl = mean(kind.divergence(mixer.mix(fixed, advice, beta).policy, policy))
             terms["lore_kl"] = kl
-        if self.distillation_weight:
-            terms["loss_lore_distillation"] = self.distillation_weight * kl
+        if c.distillation_weight:
+            terms["loss_lore_distillation"] = c.distillation_weight * kl
         if self.constrained:
             delta = self.current_delta()
             terms["loss_lore_constraint"] = self.multiplier.clone() * (kl - delta).clamp_min(0.0)
             if self.training:
                 violation = torch.where(counted.any(), kl.detach() - delta, torch.zeros_like(delta))
-                rate_and_max = (self.multiplier_lr, self.multiplier_max)
+                rate_and_max = (c.multiplier_lr, self.multiplier_max)
                 self.multiplier.copy_(step_multiplier(self.multiplier, violation, *rate_and_max))
             terms["lore_delta"] = delta
             terms["lore_multiplier"] = self.multiplier

@@ -138,7 +138,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         own = [*self._advice_keys().values()]
         if self._needs_returns:
             own.append(unravel_key(("next", self.tensor_keys.lore_return)))
-        if self.actor_loss.imitation_weight:
+        if self.actor_loss.config.imitation_weight:
             own.append(self.tensor_keys.stored)
         return [*_stock_in_keys(self), *own]
 
@@ -185,7 +185,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     @property
     def _needs_returns(self) -> bool:
-        return self.actor_loss.imitation_weight > 0 or self.actor_loss.value_ensemble is not None
+        loss = self.actor_loss
+        return loss.config.imitation_weight > 0 or loss.value_ensemble is not None
 
     @torch.no_grad()
     def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:
