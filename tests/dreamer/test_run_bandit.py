@@ -89,7 +89,7 @@ def test_everything_together_and_resumed(tmp_path):
         "loss/lore_bonus",
         "loss/lore_distillation",
         "learner/lore_imitated",
-        "learner/lore_learnt",
+        "learner/lore_learned",
     ):
         assert math.isfinite(last[name]), name
     assert any(row.get("learner/lore_imitated", 0) > 0 for row in rows)

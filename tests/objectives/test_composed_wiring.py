@@ -73,7 +73,7 @@ class TestWhoseAdviceItIs:
         expected = confidence * kl(logits.log_softmax(-1), log_p)
         expected = 0.3 * expected[mask | learned].mean()
         torch.testing.assert_close(result["loss_lore_prior"].detach(), expected)
-        torch.testing.assert_close(result["lore_learnt"], learned.float().mean())
+        torch.testing.assert_close(result["lore_learned"], learned.float().mean())
         torch.testing.assert_close(result["lore_advised"], (mask | learned).float().mean())
 
     def test_in_the_mixture(self, found):

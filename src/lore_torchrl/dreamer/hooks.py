@@ -185,7 +185,7 @@ class DreamerReplayHook(TrainerHookBase):
 
 
 class MetricsHook(TrainerHookBase):
-    """Average what is collected and learnt over an interval and write one row of it.
+    """Average what is collected and learned over an interval and write one row of it.
 
     Args:
         logger: Where rows go.

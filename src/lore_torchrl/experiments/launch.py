@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from lore_torchrl.advisors.redaction import redact_all
-from lore_torchrl.configs import StudyConfig
+from lore_torchrl.configs import StudyConfig, refuse_old_names
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import file_lock, sign
 from lore_torchrl.experiments.records import read_runs
@@ -56,8 +56,10 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
 
     Raises:
         ValueError: If the folder keeps a run of this grid that had other overrides.
+        SystemExit: If a setting is given by an old name.
     """
     c, output = config, Path(config.output).resolve()
+    refuse_old_names([*c.overrides, *(word for own in c.methods.values() for word in own)])
     jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
         return run_jobs([jobs[c.cell]], script=script, processes=1, retry=c.retry), None

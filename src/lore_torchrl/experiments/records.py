@@ -45,6 +45,10 @@ _NO_METHOD = re.compile(
 )
 
 
+# Counters of earlier versions, by the names that they have now.
+_RENAMED = {"cache_near_hits": "cache_shared_hits", "refuted": "noops_filtered"}
+
+
 @dataclass(frozen=True)
 class Record:
     """One finished run.
@@ -66,6 +70,11 @@ class Record:
     seconds: float | None = None
     machine: str | None = None
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Read what earlier versions logged under its present name."""
+        names = {f"advice/{old}": f"advice/{new}" for old, new in _RENAMED.items()}
+        self.rows[:] = [{names.get(n, n): value for n, value in row.items()} for row in self.rows]
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""

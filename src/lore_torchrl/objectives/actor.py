@@ -317,7 +317,7 @@ class LoReActorLoss(LossModule):
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (fraction of
             states whose step is imitated), ``lore_kl``, ``lore_multiplier``, ``lore_delta``,
-            ``lore_temperature``, ``lore_advised`` and ``lore_learnt`` (fractions of states with
+            ``lore_temperature``, ``lore_advised`` and ``lore_learned`` (fractions of states with
             advice, and with PriorNet's), empty if no term is on; and :math:`f` ``[*B]``, if steps
             are imitated.
         """
@@ -342,7 +342,7 @@ class LoReActorLoss(LossModule):
                 advice = self._advice(tensordict)
             self.mixer.check_advice(policy, advice.prior_logits)
             if advice.learned is not None:
-                terms["lore_learnt"] = advice.learned.float().mean()
+                terms["lore_learned"] = advice.learned.float().mean()
             if self.config.imitation_weight:
                 first = advice.prior_logits.argmax(-1, keepdim=True)
                 taken = kind.nearest(tensordict.get(tk.executed))
