@@ -43,12 +43,16 @@ def test_the_pipeline_runs_before_and_after(lore, monkeypatch):
 @pytest.mark.parametrize("page", ["results.md"])
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
-    command = r"examples/report\.py (\S+\.csv) --baseline (\S+)(?: --metric (\S+))?"
+    command = (
+        r'examples/report\.py (\S+\.csv) --baseline (?:"([^"]+)"|(\S+))'
+        r"(?: --metric (\S+))?(?: --every (\d+))?"
+    )
     reports = set(re.findall(command, text))
     assert reports
-    for path, baseline, metric in reports:
-        study = Study(read_csv(ROOT / path), baseline, **({"metric": metric} if metric else {}))
-        tables = [table for table in study.tables() if f"**{table.title}**" in text]
+    for path, quoted, word, metric, every in reports:
+        settings = {"metric": metric} if metric else {}
+        study = Study(read_csv(ROOT / path), quoted or word, **settings)
+        tables = [t for t in study.tables(int(every or 1)) if f"**{t.title}**" in text]
         assert len(tables) >= 2
         for table in tables:
             rows = [row for row in table.markdown().splitlines() if row.startswith("|")]

@@ -20,7 +20,11 @@ SHORT = ["collector.total_frames=256", "logger.eval_every=0", "replay_buffer.bat
 
 @pytest.mark.parametrize(
     ("config", "calls"),
-    [("torchrl_recipe", 3), ("torchrl_recipe", 0), ("torchrl_recipe_minigrid", 3)],
+    [
+        ("torchrl_recipe", 3),
+        pytest.param("torchrl_recipe", 0, marks=pytest.mark.slow),
+        pytest.param("torchrl_recipe_minigrid", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_the_recipe_runs(tmp_path, config, calls):
     metrics = tmp_path / "metrics.jsonl"
