@@ -144,11 +144,6 @@ def ablations() -> list[str]:
 
 
 # What each ablation that is no letter changes: the first are on by default, the others off.
-IMITATION = {
-    "calls.budget": 0,
-    "gate.beta_max": 0.0,
-    "bandit.enabled": False,
-}
 PARTS = {
     "no_bandit": {"bandit.enabled": False},
     "no_imitation": {
@@ -190,16 +185,76 @@ def settings(*words: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", [*PARTS, "imitation"])
+@pytest.mark.parametrize("name", PARTS)
 def test_every_ablation_changes_what_it_is_named_for_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")
     after = settings("experiment=doorkey5x5", f"ablation={name}")
-    expected = IMITATION if name == "imitation" else PARTS[name]
-    assert {path: after[path] for path in after if after[path] != before[path]} == expected
+    assert {path: after[path] for path in after if after[path] != before[path]} == PARTS[name]
+
+
+# What each method changes of LoRe's settings.
+OPEN = {
+    "gate.kappa": 1000.0,
+    "gate.tau": -1.0,
+    "gate.value_weight": 0.0,
+    "bandit.enabled": False,
+    "loss.imitation_weight": 0.0,
+    "loss.gated": False,
+}
+METHODS = {
+    "lore": {},
+    "stock_imitation": {"calls.budget": 0, "gate.beta_max": 0.0, "bandit.enabled": False},
+    "first_lore": {**OPEN, "mixer.max_kl": float("inf"), "loss.prior_weight": 1.0},
+    "advice_alone": {**OPEN, "mixer.max_kl": float("inf")},
+    "cloning": {
+        **OPEN,
+        "mixer.max_kl": float("inf"),
+        "mixer.mode": "probability",
+        "loss.prior_weight": 1.0,
+        "loss.actor_weight": 0.0,
+    },
+    "dagger": {
+        **OPEN,
+        "mixer.max_kl": 0.0,
+        "loss.prior_weight": 1.0,
+        "loss.actor_weight": 0.0,
+    },
+    "kickstarting": {
+        **OPEN,
+        "mixer.max_kl": 0.0,
+        "loss.prior_weight": 1.0,
+        "loss.prior_steps": 1250,
+    },
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_differs_from_lore_in_what_it_is_named_for(name):
+    before = settings("experiment=doorkey8x8_llm")
+    after = settings("experiment=doorkey8x8_llm", f"method={name}")
+    assert {path: after[path] for path in after if after[path] != before[path]} == METHODS[name]
+
+
+def test_every_method_stands_in_the_headline():
+    files = {path.stem for path in (ROOT / "configs" / "method").glob("*.yaml")}
+    assert files == {*METHODS, "stock", "open_gate"}
+    headline = compose_study("study=headline").methods.values()
+    assert sorted(headline) == sorted([f"method={name}"] for name in {*METHODS, "stock"})
+    assert not compose("method=stock").lore.enabled
+    alone = compose("method=advice_alone")
+    assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.advice
+
+
+@pytest.mark.parametrize("study", ["headline", "frontier"])
+def test_studies_of_recorded_answers_name_recordings_that_exist(study):
+    chosen = compose_study(f"study={study}")
+    for name in chosen.experiments:
+        advisor = compose(f"experiment={name}").advisor
+        assert name == "babyai" or (ROOT / advisor.path).is_file()
 
 
 def test_every_ablation_has_its_place_in_a_study():
-    assert set(ablations()) == {*PARTS, *"abcdef", "imitation"}
+    assert set(ablations()) == {*PARTS, *"abcdef"}
     for study, names in (("parts", PARTS), ("ablation", "abcdef")):
         methods = compose_study(f"study={study}").methods
         expected = [[f"ablation={name}"] for name in names]
@@ -208,8 +263,8 @@ def test_every_ablation_has_its_place_in_a_study():
     # What imitation gains without any advice stands beside stock.
     for study in ("method", "competence", "regret"):
         methods = compose_study(f"study={study}").methods
-        assert methods["stock"] == ["lore=off"]
-        assert methods["stock + imitation"] == ["ablation=imitation"]
+        assert methods["stock"] == ["method=stock"]
+        assert methods["stock + imitation"] == ["method=stock_imitation"]
 
 
 def test_the_benchmark_measures_every_part_that_is_off_by_default():

@@ -159,30 +159,43 @@ class LoRe:
 
     # ---- the three places ----
 
-    def advise(self, env: EnvBase) -> EnvBase:
+    def advise(self, env: EnvBase, *, describer: Describer | None = None) -> EnvBase:
         """Return an environment that asks for advice, the outermost and batched one.
 
         Args:
             env: Environment that acts. What it is given here goes last, and nothing may be
                 appended after it that ends episodes.
 
+        Keyword Args:
+            describer: Describer of an environment beside the one that trains, such as one for
+                evaluation: the answers cached so far are looked up there, no call is made, and
+                :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
+
         Returns:
             The environment to use from here on: ``env = lore.advise(env)``.
         """
         if self.actor.gate.hysteresis is not None:
             env = env.append_transform(self.actor.gate.primer())
+        if describer is not None:
+            return env.append_transform(self.transform(describer))
         if self.bandit is not None:
             env = env.append_transform(self.bandit.primer())
             if "step_count" not in set(env.observation_spec.keys(True, True)):
                 env = env.append_transform(StepCounter())
         return env.append_transform(self.transform())
 
-    def transform(self) -> AdviceTransform:
-        """Return the transform alone that writes the advice; :meth:`advise` appends all."""
+    def transform(self, describer: Describer | None = None) -> AdviceTransform:
+        """Return the transform alone that writes the advice; :meth:`advise` appends all.
+
+        Args:
+            describer: As of :meth:`advise`. Default: ``None``.
+        """
         calls = self.config.calls
         return AdviceTransform(
             self.service,
-            self._describer,
+            describer or self._describer,
+            # An entry that nobody writes: the transform looks up and never asks.
+            require_key=keys.BETA if describer is None else "lore_asks",
             beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
             success_key=self._success_key,
             abstract_states=None if calls.abstract_states else False,

@@ -12,18 +12,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import OFF, planner, tiny_config, untimed
+from tiny_run import DREAMER, OFF, planner, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import (
+    BanditConfig,
     CallsConfig,
     EnvConfig,
     EpsilonConfig,
+    EvaluationConfig,
     GateConfig,
     HealthConfig,
     LoggerConfig,
     LoReConfig,
     LossConfig,
+    MixerConfig,
 )
 from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
@@ -214,6 +217,39 @@ def test_a_broken_advisor_costs_the_advice_and_not_the_run(tmp_path):
     expected = weights(stock)
     for name, value in weights(broken).items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_the_advice_alone_is_evaluated_without_a_call(tmp_path):
+    """Nothing is learned; the held-out episodes follow the answers that training has bought."""
+    lore = LoReConfig(
+        gate=GateConfig(kappa=1000.0, tau=-1.0, value_weight=0.0),
+        mixer=MixerConfig(max_kl=float("inf")),
+        loss=LossConfig(imitation_weight=0.0),
+        bandit=BanditConfig(enabled=False),
+    )
+    found = {}
+    for advice in (False, True):
+        config = tiny_config(
+            tmp_path / str(advice),
+            env=EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=2, max_steps=20),
+            dreamer=replace(DREAMER, replay_ratio=0.0),
+            evaluation=EvaluationConfig(interval=256, episodes=20, advice=advice),
+            lore=lore,
+        )
+        _, rows = run_through(config)
+        found[advice] = {name: value for row in rows for name, value in row.items()}
+    alone, random = found[True], found[False]
+    assert alone["eval/success"] == 1.0 > random["eval/success"] + 0.3
+    assert alone["eval/length"] < 10
+    for name in ("advice/calls", "advice/cache_hits", "train/success"):
+        assert alone[name] == random[name], name
+
+
+def test_an_evaluation_with_advice_needs_lore(tmp_path):
+    with pytest.raises(ValueError, match=r"evaluation\.advice=True.*no advice"):
+        tiny_config(
+            tmp_path, lore=LoReConfig(enabled=False), evaluation=EvaluationConfig(advice=True)
+        )
 
 
 def test_options_together(tmp_path):

@@ -393,6 +393,26 @@ def followed(td, rows=True):
     return torch.nn.functional.one_hot(chosen, ACTIONS).float()
 
 
+@pytest.mark.parametrize("kind", [DreamerV3ActorLoss, DreamerActorLoss])
+def test_the_stock_term_is_scaled_and_can_be_left_out(kind):
+    agent, td, found = agent_for(kind), executed(), {}
+    for weight in (1.0, 0.5, 0.0):
+        torch.manual_seed(5)
+        loss = lore_loss(agent, kind=kind, actor_weight=weight, **PAPER)
+        found[weight] = loss(td)[0]
+    full, half, none = (found[weight]["loss_actor"] for weight in (1.0, 0.5, 0.0))
+    assert torch.equal(half, 0.5 * full) and none == 0.0 and full != 0.0
+    assert torch.equal(found[0.0]["loss_lore_prior"], found[1.0]["loss_lore_prior"])
+
+
+def test_the_prior_term_falls_to_zero_over_its_steps():
+    agent, td = tiny_agent(), executed()
+    loss = lore_loss(agent, **PAPER | {"prior_steps": 4})
+    terms = [loss.advice_terms(td)["loss_lore_prior"].item() for _ in range(6)]
+    expected = [terms[0] * share for share in (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)]
+    assert terms == pytest.approx(expected, rel=1e-5) and terms[0] > 0
+
+
 class TestWeighedByWhatGained:
     """The terms on advice: only steps that took its first choice and gained count."""
 

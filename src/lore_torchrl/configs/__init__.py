@@ -84,6 +84,7 @@ __all__ = [
 
 # Files of configs/ that have another name now.
 _OLD_CHOICES = {
+    "ablation=imitation": "method=stock_imitation",
     "ablation=no_votes": "ablation=no_averaging",
     "ablation=no_refute": "ablation=no_noop_filter",
 }

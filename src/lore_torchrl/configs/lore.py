@@ -242,6 +242,17 @@ class LossConfig(Settings):
         "Weight of the KL between prior and policy, on imitated steps that took the advice.",
         ge=0,
     )
+    prior_steps: int | None = setting(
+        None,
+        "Updates over which prior_weight falls to 0, as in kickstarting; null keeps it.",
+        gt=0,
+    )
+    actor_weight: float = setting(
+        1.0,
+        "Weight of the stock actor loss; 0 trains the actor on advice alone, as behavior cloning "
+        "does.",
+        ge=0,
+    )
     prior_kl: str = setting(
         "prior_to_policy",
         "`prior_to_policy`: KL(prior || policy); `policy_to_prior`: KL(policy || prior).",

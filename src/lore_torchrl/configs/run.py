@@ -170,6 +170,11 @@ class EvaluationConfig(Settings):
     deterministic: bool = setting(
         False, "`true` takes the likeliest action, `false` samples from the policy."
     )
+    advice: bool = setting(
+        False,
+        "`true` evaluates the mixture of the policy and the answers cached so far, without a "
+        "call; `false` evaluates the policy alone.",
+    )
 
 
 @dataclass
@@ -294,6 +299,12 @@ class TrainConfig(Settings):
         self.require(self.steps_per_batch % self.env.num_envs == 0, "steps_per_batch", rule)
         rule = f"it must be at least steps_per_batch={self.steps_per_batch}"
         self.require(self.total_steps >= self.steps_per_batch, "total_steps", rule)
+        check(
+            not self.evaluation.advice or self.lore.enabled,
+            "evaluation.advice",
+            self.evaluation.advice,
+            "with lore.enabled=false there is no advice: set it to false",
+        )
         per_stream = self.dreamer.buffer_size // self.env.num_envs
         check(
             per_stream > self.dreamer.seq_len + 1,

@@ -30,6 +30,7 @@ from lore_torchrl.dreamer.acting import (
     build_acting,
     build_acting_env,
     build_env_agent,
+    sends_image,
 )
 from lore_torchrl.dreamer.advice import close_service, drain_before_saving
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
@@ -54,6 +55,7 @@ from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_record
 from lore_torchrl.dreamer.run_lock import in_own_folder
 from lore_torchrl.envs.adapter import EnvAdapter
 from lore_torchrl.envs.batch import close_env, seed_all
+from lore_torchrl.lore import LoRe
 from lore_torchrl.replay.imitation_sampler import empty_steps
 from lore_torchrl.service import AdviceService
 
@@ -285,7 +287,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if epsilon is not None:
         trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, adapter, agent, stopped=partial(_interrupted, trainer)),
+        partial(_evaluate, c, adapter, agent, lore, stopped=partial(_interrupted, trainer)),
         logger,
         interval=c.evaluation.interval,
     ).register(trainer)
@@ -304,6 +306,7 @@ def _evaluate(
     config: TrainConfig,
     adapter: EnvAdapter,
     agent: DreamerAgent,
+    lore: LoRe | None,
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
@@ -311,9 +314,14 @@ def _evaluate(
     env = build_acting_env(
         config, adapter, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
     )
+    policy = agent.policy()
+    if config.evaluation.advice:
+        describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
+        env = lore.advise(env, describer=describer)
+        policy = agent.policy(lore.actor)
     try:
         return evaluate(
-            agent.policy(),
+            policy,
             env,
             seed=config.seed,
             deterministic=config.evaluation.deterministic,

@@ -32,7 +32,7 @@ _LEAST_WEIGHT = 1.0
 class LoReActorLoss(LossModule):
     r"""Wrap a Dreamer actor loss with self-imitation, gated KL terms and a Lagrange multiplier.
 
-    The stock loss is computed first and returned untouched. On real posterior states
+    The stock loss is computed first and returned, times ``actor_weight``. On real posterior states
     :math:`s_t`, with the executed action :math:`a_t`, its lambda return :math:`G_t` and the real
     return :math:`R_t` of its episode, a step is imitated by what it gained over the critic
     (self-imitation, https://arxiv.org/abs/1806.05635), whoever chose it:
@@ -51,7 +51,7 @@ class LoReActorLoss(LossModule):
     on others (so what gained nothing is not learned), it adds
 
     .. math::
-        \mathtt{loss\_lore\_prior} &= \lambda_\rho\,
+        \mathtt{loss\_lore\_prior} &= \lambda_\rho\, \max(0, 1 - k / K)\,
             \langle w\,\mathrm{KL}(\rho \,\|\, \pi_{wm}) \rangle \\
         \mathtt{loss\_lore\_constraint} &= \lambda\,
             \mathrm{ReLU}(\langle\mathrm{KL}(
@@ -61,6 +61,7 @@ class LoReActorLoss(LossModule):
         \mathtt{loss\_lore\_distillation} &= \lambda_d\,
             \langle\mathrm{KL}(\mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle
 
+    with :math:`k` the updates so far and :math:`K` ``prior_steps``, without which that factor is 1,
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
     \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. With ``imitation_weight=0``
     every advised state counts alike, whatever followed, which is the form of the paper. Terms
@@ -291,6 +292,8 @@ class LoReActorLoss(LossModule):
                 "advice in replay, and keep it at the root, not under 'next' alone."
             )
         losses, imagined = self.actor_loss(tensordict)
+        if self.config.actor_weight != 1.0:
+            losses["loss_actor"] = self.config.actor_weight * losses["loss_actor"]
         if advice is not None:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
@@ -426,7 +429,10 @@ class LoReActorLoss(LossModule):
             weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
         if c.prior_weight:
             pair = (prior, policy) if c.prior_kl == "prior_to_policy" else (policy, prior)
-            terms["loss_lore_prior"] = c.prior_weight * mean(weight * kind.divergence(*pair))
+            prior_term = c.prior_weight * mean(weight * kind.divergence(*pair))
+            if c.prior_steps is not None:
+                prior_term = prior_term * (1.0 - self.updates / c.prior_steps).clamp_min(0.0)
+            terms["loss_lore_prior"] = prior_term
         if c.bonus_weight:
             bonus = mean(weight * kind.expected_log_prob(policy, prior))
             terms["loss_lore_bonus"] = -c.bonus_weight * bonus
