@@ -46,7 +46,9 @@ def test_the_tables():
     # Extrapolated to step 0 as a constant: (0.5 + 0.75) / 2 for the first seed.
     assert auc.header[1] == "normalized AUC"
     assert auc.rows[0][:3] == ("ours", "0.70", "0.62, 0.78")
-    assert auc.rows[0][4] == "1.00 [1.00, 1.00]" and auc.rows[1][3].startswith("1.00 ")
+    assert auc.header[3] == "steps to 0.9, median"
+    assert [row[3] for row in auc.rows] == ["200 (2 of 2 seeds)", "- (0 of 2 seeds)"]
+    assert auc.rows[0][5] == "1.00 [1.00, 1.00]" and auc.rows[1][4].startswith("1.00 ")
 
 
 def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path):

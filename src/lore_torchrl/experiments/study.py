@@ -120,6 +120,19 @@ class Study:
         steps, values = self.curves(experiment, method, self.metric)
         return normalized_auc(steps, values) if len(steps) else np.zeros(0)
 
+    def steps_to(self, experiment: str, method: str, level: float = 0.9) -> np.ndarray:
+        """Return the first step at which each seed's curve reaches a level, ``[N]``; inf if never.
+
+        Args:
+            experiment: Its name.
+            method: Its name.
+            level: Value of the metric. Default: ``0.9``.
+        """
+        steps, values = self.curves(experiment, method, self.metric)
+        if not len(steps):
+            return np.zeros(0)
+        return np.where(values >= level, steps, np.inf).min(axis=1)
+
     def tables(self, every: int = 1) -> list[Table]:
         """Return the metric by step, its AUC, comparisons over all experiments, sources of advice.
 
@@ -158,6 +171,8 @@ class Study:
         # A ratio of scores that may be negative says nothing.
         signed = any((scores < 0).any() for scores in found.values())
         header = ["method", "normalized AUC", "by seed"]
+        if self.is_success:
+            header.append("steps to 0.9, median")
         if len(reference):
             compared = "minus" if signed else "over"
             header += [f"{compared} {self.baseline}", f"P(above {self.baseline})"]
@@ -166,6 +181,11 @@ class Study:
             if not len(scores):
                 continue
             cells = [method, f"{scores.mean():.2f}", ", ".join(f"{x:.2f}" for x in scores)]
+            if self.is_success:
+                reached = self.steps_to(experiment, method)
+                step, count = np.median(reached), np.isfinite(reached).sum()
+                text = f"{step:,.0f}" if np.isfinite(step) else "-"
+                cells.append(f"{text} ({count} of {len(reached)} seeds)")
             if len(reference):
                 compare = _difference if signed else _ratio
                 defined = signed or reference.any()
