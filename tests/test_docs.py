@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -40,6 +41,26 @@ def test_the_pipeline_runs_before_and_after(lore, monkeypatch):
     assert all(abs(value) < float("inf") for value in losses.values())
 
 
+@pytest.mark.parametrize("steps", [192, pytest.param(None, marks=pytest.mark.slow)])
+def test_the_tutorial_runs_from_its_first_cell_to_its_last(steps, capsys):
+    cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    if steps is not None:
+        code[0], changed = re.subn(r"STEPS = \d+", f"STEPS = {steps}", code[0])
+        assert changed == 1
+        code = [re.sub(r"interval=\d+", "interval=96", cell) for cell in code]
+        code = [cell.replace("episodes=50", "episodes=4") for cell in code]
+    names: dict[str, object] = {}
+    for cell in code:
+        exec(compile(cell, "tutorial.ipynb", "exec"), names)
+    assert "| LoRe | 1 |" in capsys.readouterr().out
+    assert names["page"].is_file()
+    assert names["summary"]["advice/calls"] > 0
+    if steps is None:
+        success = {record.method: record.last("eval/success") for record in names["records"]}
+        assert success["LoRe"] > success["stock"]
+
+
 @pytest.mark.parametrize("page", ["results.md"])
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
@@ -70,7 +91,8 @@ def test_commands_on_the_pages_name_files_that_exist():
         scripts |= set(re.findall(r"python ((?:examples|benchmarks)/\w+\.py)", text))
         choices |= set(
             re.findall(
-                r"(?<!\()\b(experiment|method|advisor|ablation|study|sweep|env)=([a-z]\w+)\b(?!,)", text
+                r"(?<!\()\b(experiment|method|advisor|ablation|study|sweep|env)=([a-z]\w+)\b(?!,)",
+                text,
             )
         )
     assert len(scripts) > 6
