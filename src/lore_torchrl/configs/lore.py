@@ -147,8 +147,8 @@ class GateConfig(Settings, prefix="lore.gate"):
         self.require(good, "hysteresis", "it must be null or [low, high], 0 <= low <= high <= 1")
         self.require(math.isfinite(self.tau), "tau", "it must be finite")
         weights = (self.entropy_weight, self.value_weight, self.disagreement_weight)
-        finite = 0 < sum(weights) < math.inf
-        self.require(finite, "entropy_weight", "the weights must be finite, one of them positive")
+        rule = "it, value_weight and disagreement_weight must be finite, one of them positive"
+        self.require(0 < sum(weights) < math.inf, "entropy_weight", rule)
 
 
 @dataclass
@@ -161,6 +161,13 @@ class TemperatureConfig(Settings, prefix="lore.temperature"):
     rate: float = setting(
         0.0, "Share of a new estimate at each update, in log space; 0 holds init.", ge=0, le=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"it must be at most maximum={self.maximum}"
+        self.require(self.minimum <= self.maximum, "minimum", rule)
+        rule = f"it must lie within minimum={self.minimum} and maximum={self.maximum}"
+        self.require(self.minimum <= self.init <= self.maximum, "init", rule)
 
 
 @dataclass

@@ -77,7 +77,7 @@ class DreamerConfig(Settings, prefix="dreamer"):
 
     lr: float = setting(4e-4, "Learning rate.", gt=0)
     lr_warmup: int = setting(100, "Updates over which the learning rate grows from 0.", ge=0)
-    adaptive_grad_clip: float = setting(0.3, "Largest gradient norm, of the parameter's.", gt=0)
+    adaptive_grad_clip: float = setting(0.3, "Largest gradient norm by parameter norm.", gt=0)
     optimizer_eps: float = setting(1e-20, "Epsilon of the optimizer.", gt=0)
     free_nats: float = setting(1.0, "KL of the world model that costs nothing, nats.", ge=0)
     dynamic_weight: float = setting(1.0, "Weight of the dynamics loss.", ge=0)
@@ -144,7 +144,7 @@ class HealthConfig(Settings, prefix="health"):
     enabled: bool = setting(True, "Whether there are checks.")
     stop: list[str] = setting(
         lambda: ["nonfinite"],
-        "Checks that end the run: with a checkpoint, nonfinite with an error and without.",
+        "Checks that end the run, with a checkpoint; nonfinite without one, and with an error.",
         among=CHECKS,
     )
     patience: int = setting(
