@@ -389,18 +389,13 @@ def test_experiments_hold_only_what_differs_from_the_defaults(name):
 
 
 PARTS_OF = {
-    configs.GateConfig: ["modules.UncertaintyGate"],
     configs.CallsConfig: [
         "service.AdviceCache",
         "service.AdviceService",
         "service.CallPolicy",
         "transforms.AdviceTransform",
     ],
-    configs.TemperatureConfig: ["modules.TemperatureAligner"],
     configs.MixerConfig: ["modules.LogitMixer", "policies.GaussianPolicy"],
-    configs.DisagreementConfig: ["modules.LatentDisagreement"],
-    configs.ValueEnsembleConfig: ["modules.ValueEnsemble"],
-    configs.PriorNetConfig: ["modules.PriorNet"],
     configs.BanditConfig: ["control.AdviceBandit"],
     configs.ChatAdvisorConfig: ["advisors.chat.ChatAdvisor"],
     configs.LocalAdvisorConfig: ["advisors.local.LocalAdvisor"],

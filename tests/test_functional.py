@@ -11,10 +11,8 @@ from torch.distributions import Categorical, kl_divergence
 from lore_torchrl.functional import (
     align_temperature,
     categorical_kl,
-    linear_schedule,
     log_floor,
     masked_mean,
-    step_multiplier,
     two_hot_variance,
 )
 from lore_torchrl.modules import AdviceBatch
@@ -265,24 +263,6 @@ class TestTwoHotVariance:
         logits[range(4), [0, 77, 200, 254]] = 0.0
         variance = two_hot_variance(logits, self.bins)
         assert (variance >= 0).all() and variance.max() < 1e-3
-
-
-def test_step_multiplier():
-    maximum = torch.tensor(1.0)
-    step = lambda value, violation: step_multiplier(  # noqa: E731
-        torch.tensor(value), torch.tensor(violation), 0.1, maximum
-    ).item()
-    assert step(0.5, 2.0) == pytest.approx(0.7)
-    assert step(0.5, -2.0) == pytest.approx(0.3)
-    assert step(0.05, -2.0) == 0.0
-    assert step(0.95, 2.0) == 1.0
-
-
-def test_linear_schedule():
-    start, end = torch.tensor(2.0), torch.tensor(1.0)
-    values = [linear_schedule(torch.tensor(n), start, end, 4).item() for n in (0, 1, 2, 4, 9)]
-    assert values == [2.0, 1.75, 1.5, 1.0, 1.0]
-    assert linear_schedule(torch.tensor(0), start, end, 0).item() == 1.0
 
 
 def test_the_variance_of_a_two_hot_critic_survives_mixed_precision():

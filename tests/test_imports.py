@@ -21,7 +21,7 @@ ALLOWED = {
     "service": {"advisors"},
     "transforms": {"advisors", "service", "keys"},
     "policies": {"functional", "keys"},
-    "modules": {"functional", "keys", "policies"},
+    "modules": {"configs", "functional", "keys", "policies"},
     "control": {"functional", "keys"},
     "objectives": {"configs", "control", "modules", "functional", "keys", "policies"},
     "envs": {"advisors", "keys"},

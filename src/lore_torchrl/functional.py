@@ -16,15 +16,8 @@ _LEAST_LOG_PROB = -1e4
 def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
     r"""Return :math:`\sum_i w_i x_i / \max(\sum_i [w_i > 0], 1)`, zero where nothing counts.
 
-    Entries with a zero weight are left out even where they are not finite.
-
-    Args:
-        value: Values, any shape.
-        weight: Non-negative weights of the same shape (or boolean).
-
-    Examples:
-        >>> masked_mean(torch.tensor([1.0, float("nan")]), torch.tensor([True, False]))
-        tensor(1.)
+    Entries with a zero weight are left out even where they are not finite. Value and weight,
+    boolean or not negative, have the same shape.
     """
     if weight.dtype != torch.bool:
         value = value * weight.to(value.dtype)
@@ -35,12 +28,8 @@ def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
 def log_floor(log_p: Tensor) -> Tensor:
     r"""Return :math:`\max(\log p, -10^4)`: the logarithm of a zero that can be computed with.
 
-    An action that is ruled out, by a mask in the actor or a softmax that underflowed, has
-    the logit :math:`-\infty`, and entropy and divergences of its row would be NaN. In
+    Of :math:`-\infty`, an action that is ruled out, entropy and divergences would be NaN. In
     float32 :math:`e^{-10^4}` is exactly 0; see :func:`is_ruled_out`.
-
-    Args:
-        log_p: Log-probabilities, any shape.
 
     Examples:
         >>> log_p = log_floor(torch.tensor([0.0, -torch.inf]))
@@ -51,31 +40,13 @@ def log_floor(log_p: Tensor) -> Tensor:
 
 
 def is_ruled_out(log_p: Tensor) -> Tensor:
-    """Return where :func:`log_floor` has raised a logarithm: actions of probability 0.
-
-    Args:
-        log_p: What :func:`log_floor` returned, any shape.
-    """
+    """Return where :func:`log_floor` has raised a logarithm: actions of probability 0."""
     return log_p <= _LEAST_LOG_PROB
 
 
-def categorical_kl(log_p: Tensor, log_q: Tensor, dim: int = -1) -> Tensor:
-    r"""Return :math:`\mathrm{KL}(p \| q)` in nats for normalized log-probabilities.
-
-    Args:
-        log_p: Normalised log-probabilities, shape ``[*B, A]``.
-        log_q: Normalised log-probabilities, shape ``[*B, A]``.
-        dim: Where the actions are. Default: ``-1``.
-
-    Returns:
-        Divergence with shape ``[*B]``.
-
-    Examples:
-        >>> uniform = torch.full((4,), 0.25).log()
-        >>> categorical_kl(uniform, uniform)
-        tensor(0.)
-    """
-    return (log_p.exp() * (log_p - log_q)).sum(dim)
+def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    r"""Return :math:`\mathrm{KL}(p \| q)` in nats, ``[*B]``, of log-probabilities ``[*B, A]``."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def align_temperature(
@@ -85,7 +56,6 @@ def align_temperature(
     *,
     minimum: float,
     maximum: float,
-    iterations: int = 24,
 ) -> Tensor:
     r"""Find the temperature at which the prior is closest to the policy.
 
@@ -95,8 +65,7 @@ def align_temperature(
 
     In :math:`x = 1/T` the objective is convex with derivative
     :math:`\mathrm{mean}_i(\mathbb{E}_{q_x}[\ell_i] - \mathbb{E}_{p_i}[\ell_i])`, whose
-    single change of sign is bisected. See `On Calibration of Modern Neural Networks
-    <https://arxiv.org/abs/1706.04599>`_ for temperature scaling.
+    single change of sign is bisected. Temperature scaling: https://arxiv.org/abs/1706.04599.
 
     Args:
         log_p: Normalised policy log-probabilities, shape ``[N, A]``.
@@ -104,11 +73,9 @@ def align_temperature(
         valid: Rows that count, boolean, shape ``[N, 1]``.
         minimum: Lower bound on the temperature.
         maximum: Upper bound on the temperature.
-        iterations: Halvings of the bracket. Default: ``24``.
 
     Returns:
-        Scalar temperature. Without a valid row it is meaningless; see
-        :class:`~lore_torchrl.modules.TemperatureAligner`, which then keeps its own.
+        Scalar temperature, meaningless without a valid row.
     """
     logits = torch.where(valid, prior_logits, 0.0)
     target = (log_p.exp() * logits).sum()
@@ -116,7 +83,7 @@ def align_temperature(
     logits = logits.movedim(-1, 0).contiguous()
     low = log_p.new_tensor(1.0 / maximum)
     high = log_p.new_tensor(1.0 / minimum)
-    for _ in range(iterations):
+    for _ in range(24):
         middle = (low + high) / 2
         expected = (torch.softmax(middle * logits, 0) * logits).sum()
         rising = expected > target
@@ -143,45 +110,9 @@ def two_hot_variance(value_logits: Tensor, bins: Tensor) -> Tensor:
     return (probs * (bins - mean).square()).sum(-1, keepdim=True)
 
 
-def step_multiplier(multiplier: Tensor, violation: Tensor, lr: float, maximum: Tensor) -> Tensor:
-    r"""Dual ascent: :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta v, 0, \lambda_{\max})`.
-
-    Args:
-        multiplier: :math:`\lambda \ge 0`, scalar.
-        violation: Constraint value minus its bound, scalar.
-        lr: Step size :math:`\eta`.
-        maximum: :math:`\lambda_{\max}`.
-    """
-    return torch.minimum((multiplier + lr * violation).clamp_min(0.0), maximum)
-
-
-def linear_schedule(step: Tensor, start: Tensor, end: Tensor, num_steps: int) -> Tensor:
-    """Interpolate from ``start`` at step 0 to ``end`` at ``num_steps`` and beyond.
-
-    Args:
-        step: Number of steps taken, scalar.
-        start: Value at step 0.
-        end: Value from ``num_steps`` on.
-        num_steps: Length; ``0`` means ``end`` from the first step.
-    """
-    if num_steps <= 0:
-        return end
-    return start + (end - start) * (step.to(start.dtype) / num_steps).clamp(0.0, 1.0)
-
-
 def ensemble_variance(members: Tensor) -> Tensor:
     r"""Population variance across the first dimension, :math:`\frac1K \sum_k (x_k - \bar x)^2`.
 
     Several times as fast on a CPU as :meth:`torch.Tensor.var` over that dimension.
-
-    Args:
-        members: One output for each member, shape ``[K, *B]``.
-
-    Returns:
-        Variance with shape ``[*B]``.
-
-    Examples:
-        >>> ensemble_variance(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
-        tensor([1., 0.])
     """
     return (members - members.mean(0)).square_().mean(0)

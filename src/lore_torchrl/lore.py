@@ -160,19 +160,17 @@ class LoRe:
     # ---- the three places ----
 
     def advise(self, env: EnvBase, *, describer: Describer | None = None) -> EnvBase:
-        """Return an environment that asks for advice, the outermost and batched one.
+        """Return an environment that asks for advice, to use in place of ``env``, a batched one.
+
+        Nothing may be appended after it that ends episodes.
 
         Args:
-            env: Environment that acts. What it is given here goes last, and nothing may be
-                appended after it that ends episodes.
+            env: Environment that acts.
 
         Keyword Args:
             describer: Describer of an environment beside the one that trains, such as one for
                 evaluation: the answers cached so far are looked up there, no call is made, and
                 :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
-
-        Returns:
-            The environment to use from here on: ``env = lore.advise(env)``.
         """
         if self.actor.gate.hysteresis is not None:
             env = env.append_transform(self.actor.gate.primer())
@@ -227,32 +225,20 @@ class LoRe:
         value_loss: DreamerV3ValueLoss,
         **settings: Any,
     ) -> LoReDreamerV3Loss:
-        """Return the composed DreamerV3 loss with LoRe's terms.
+        """Return the composed loss of stock losses with LoRe's terms.
 
-        Args:
-            model_loss: Stock world-model loss.
-            actor_loss: Stock actor loss.
-            value_loss: Stock critic loss.
-            **settings: As of :class:`~torchrl.objectives.DreamerV3Loss`.
+        ``settings`` are those of :class:`~lore_torchrl.objectives.LoReDreamerV3Loss`.
         """
         return LoReDreamerV3Loss(model_loss, self.actor_loss(actor_loss), value_loss, **settings)
 
     def actor_loss(self, actor_loss: DreamerV3ActorLoss | DreamerActorLoss) -> LoReActorLoss:
-        """Return the actor loss alone, for DreamerV1 and loops that compose their losses.
-
-        Args:
-            actor_loss: Stock actor loss.
-        """
+        """Wrap a stock actor loss alone, for DreamerV1 and loops that compose their losses."""
         loss = build_actor_loss(self.config, self.actor, actor_loss)
         self.attach(loss)
         return loss
 
     def attach(self, loss: LoReActorLoss) -> None:
-        """Take a loss that was built elsewhere for the checks of :meth:`observe` and the log.
-
-        Args:
-            loss: A loss over this object's gate and mixer.
-        """
+        """Take a loss over this gate and mixer for the checks of :meth:`observe` and the log."""
         self._loss = loss
 
     # ---- replay ----
@@ -274,11 +260,7 @@ class LoRe:
     ) -> ImitationSampler | None:
         """Return what draws the steps to imitate from all of replay, or ``None`` without.
 
-        Args:
-            replay: Buffer ensemble.
-
-        Keyword Args:
-            batch_size: Records of a batch, sequences times length.
+        ``batch_size`` is the number of records of a batch, sequences times length.
         """
         c = self.config
         if not (c.loss.imitation_weight and c.imitation_ratio):
@@ -293,11 +275,7 @@ class LoRe:
     # ---- once a collector batch ----
 
     def observe(self, batch: TensorDictBase) -> None:
-        """Take note of collected steps: segments for the bandit, and whose advice acted.
-
-        Args:
-            batch: Steps ``[E, T]`` of a collector, ``T`` steps of each environment.
-        """
+        """Take note of collected steps ``[E, T]``: segments, and whose advice acted."""
         self._batches += 1
         if self._batches == 1:
             self._check_restored()
@@ -357,11 +335,7 @@ class LoRe:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken.
-
-        Args:
-            state_dict: What it returned.
-        """
+        """Go on where :meth:`state_dict` was taken."""
         self.service.load_state_dict(state_dict["service"])
         self.actor.gate.load_state_dict(state_dict["gate"])
         if self.bandit is not None:
@@ -394,17 +368,8 @@ def build_lore_actor(
 ) -> LoReActor:
     """Build gate, mixer, aligner and the parts that learn around a stock actor.
 
-    Args:
-        config: LoRe's settings.
-        actor: Stock actor.
-        value: Critic.
-
-    Keyword Args:
-        num_actions: Number of actions that advice names.
-        anchors: As of :class:`~lore_torchrl.policies.GaussianPolicy`. Default: ``None``.
-        latent_sizes: As of :class:`LoRe`. Default: ``None``.
-        scale_range: As of :class:`LoRe`. Default: ``None``.
-        device: Where its buffers live. Default: ``"cpu"``.
+    Arguments are as of :class:`LoRe`; ``num_actions`` is the number of actions that advice names,
+    ``anchors`` are as of :class:`~lore_torchrl.policies.GaussianPolicy`.
 
     Raises:
         ValueError: If a part needs what is not given.
@@ -418,15 +383,12 @@ def build_lore_actor(
             )
         return latent_sizes
 
-    gate_settings = _settings(c.gate)
-    if c.gate.hysteresis is not None:
-        gate_settings["hysteresis"] = tuple(c.gate.hysteresis)
     # What is drawn for LoRe's own networks must not move the agent's random stream.
     with torch.random.fork_rng():
-        gate = UncertaintyGate(**gate_settings)
+        gate = UncertaintyGate(**vars(c.gate))
         kind = policy_kind(actor, anchors, scale_range=scale_range, min_scale=c.mixer.min_scale)
         aligner = TemperatureAligner(**vars(c.temperature))
-        mixer = LogitMixer(kind, **_settings(c.mixer, "min_scale"), temperature=aligner)
+        mixer = LogitMixer(kind, max_kl=c.mixer.max_kl, mode=c.mixer.mode, temperature=aligner)
         critic: TensorDictModuleBase = _logits_of(value, gate.value_key)
         if c.gate.value_source == "ensemble":
             shape = sizes("gate.value_source=ensemble")
@@ -438,7 +400,7 @@ def build_lore_actor(
             disagreement = LatentDisagreement(*shape, dims, **vars(c.disagreement))
         if c.prior_net.enabled:
             shape = sizes("prior_net.enabled")
-            prior_net = PriorNet(sum(shape), num_actions, **_settings(c.prior_net, "enabled"))
+            prior_net = PriorNet(sum(shape), num_actions, **vars(c.prior_net))
     parts = {"disagreement": disagreement, "prior_net": prior_net}
     lore_actor = LoReActor(actor, gate, mixer, value_model=critic, **parts)
     for part in (gate, mixer, critic, *parts.values()):
@@ -452,13 +414,7 @@ def build_actor_loss(
     lore_actor: LoReActor,
     actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
 ) -> LoReActorLoss:
-    """Wrap a stock actor loss, with the parts of the acting mixture.
-
-    Args:
-        config: LoRe's settings.
-        lore_actor: The acting mixture.
-        actor_loss: Stock actor loss.
-    """
+    """Wrap a stock actor loss, with the parts of the acting mixture."""
     critic = lore_actor.value_model
     return LoReActorLoss(
         actor_loss,
@@ -472,16 +428,12 @@ def build_actor_loss(
 
 
 def learned_parameters(lore_actor: LoReActor) -> Iterator[nn.Parameter]:
-    """Return what learns beside the agent's own networks: PriorNet and the ensembles.
-
-    Args:
-        lore_actor: The acting mixture.
-    """
+    """Return what learns beside the agent's own networks: PriorNet and the ensembles."""
     critic = lore_actor.value_model
     ensemble = critic if isinstance(critic, ValueEnsemble) else None
     for part in (lore_actor.prior_net, lore_actor.disagreement, ensemble):
         if part is not None:
-            yield from (p for p in part.parameters() if p.requires_grad)
+            yield from part.parameters()
 
 
 def policy_kind(
@@ -491,15 +443,7 @@ def policy_kind(
     scale_range: tuple[float, float] | None = None,
     min_scale: float = 0.3,
 ) -> PolicyKind:
-    """Return the kind of a stock actor's policy.
-
-    Args:
-        actor: Stock actor.
-        anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
-
-    Keyword Args:
-        scale_range: Least and greatest scale. Default: the actor's attribute of that name.
-        min_scale: As of :class:`~lore_torchrl.policies.GaussianPolicy`. Default: ``0.3``.
+    """Return the kind of a stock actor's policy, with the describer's anchors.
 
     Raises:
         ValueError: If actions are continuous, and there are no anchors or no scale range.
@@ -524,27 +468,15 @@ def policy_kind(
 def build_bandit(
     config: LoReConfig, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> AdviceBandit | None:
-    """Build the bandit that chooses where advice acts, if the configuration has one.
-
-    Args:
-        config: LoRe's settings.
-
-    Keyword Args:
-        seed: Seed of its random stream. Default: ``0``.
-        device: Where its buffers live. Default: ``"cpu"``.
-    """
-    if not config.bandit.enabled:
+    """Build the bandit that chooses where advice acts, if the configuration has one."""
+    settings = dict(vars(config.bandit))
+    if not settings.pop("enabled"):
         return None
-    return AdviceBandit(**_settings(config.bandit, "enabled"), seed=seed).to(device)
+    return AdviceBandit(**settings, seed=seed).to(device)
 
 
 def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
-    """Build the service that asks ``advisor`` within the configured limits.
-
-    Args:
-        config: Limits, triggers, cache and mode.
-        advisor: Whom to ask.
-    """
+    """Build the service that asks ``advisor`` within the configured limits."""
     c = config
     store = None if c.store is None else AdviceStore(c.store)
     budget = CallBudget(
@@ -559,23 +491,10 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         averaging_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
-    return AdviceService(
-        advisor,
-        budget=budget,
-        policy=_call_policy(c, budget),
-        cache=cache,
-        timeout_s=c.timeout_s,
-        mode=c.mode,
-        max_in_flight=c.max_in_flight,
-    )
-
-
-def _call_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
     boundaries: MacroBoundaries | bool = False
     if not c.always and (c.after_reset or c.no_reward_steps is not None):
         boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
-
-    return CallPolicy(
+    policy = CallPolicy(
         budget,
         cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
         boundaries=boundaries,
@@ -585,23 +504,22 @@ def _call_policy(c: CallsConfig, budget: CallBudget) -> CallPolicy:
         novelty=None if c.novelty is None else Novelty(c.novelty),
         td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
     )
+    return AdviceService(
+        advisor,
+        budget=budget,
+        policy=policy,
+        cache=cache,
+        timeout_s=c.timeout_s,
+        mode=c.mode,
+        max_in_flight=c.max_in_flight,
+    )
 
 
 def advice_stats(service: AdviceService, late: LateAdvice | None = None) -> dict[str, float]:
-    """Return the advisor's numbers by their names in the log.
-
-    Args:
-        service: The service.
-        late: What writes late answers back, if anything does. Default: ``None``.
-    """
+    """Return the advisor's numbers, and those of late answers, by their names in the log."""
     values = service.stats() | ({} if late is None else late.stats())
     errors = {f"error_{kind}": float(count) for kind, count in service.errors.copy().items()}
     return {f"advice/{name}": value for name, value in (values | errors).items()}
-
-
-def _settings(config: object, *drop: str) -> dict[str, Any]:
-    """Return the keywords that a group of settings holds for its class."""
-    return {name: value for name, value in vars(config).items() if name not in drop}
 
 
 def _logits_of(critic: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:

@@ -202,13 +202,6 @@ class TestRunningScale:
         scale.update(torch.empty(0, 1))
         assert scale.scale.item() == 2.0
 
-    @pytest.mark.parametrize(
-        ("kwargs", "value"), [({"decay": 0.0}, "0.0"), ({"decay": 1.5}, "1.5"), ({"floor": 0}, "0")]
-    )
-    def test_bad_arguments(self, kwargs, value):
-        with pytest.raises(ValueError, match=f"{next(iter(kwargs))}.*{value}"):
-            RunningScale(**kwargs)
-
 
 @pytest.mark.parametrize(
     ("kwargs", "match"),
@@ -217,7 +210,7 @@ class TestRunningScale:
         ({"value_weight": -0.5}, "value_weight.*-0.5"),
         ({"disagreement_weight": -0.5}, "disagreement_weight.*-0.5"),
         ({"value_weight": float("nan")}, "value_weight.*nan"),
-        ({"entropy_weight": 0.0, "value_weight": 0.0}, "entropy_weight, value_weight"),
+        ({"entropy_weight": 0.0, "value_weight": 0.0}, "entropy_weight.*value_weight"),
         ({"beta_max": -2.0}, "beta_max.*-2.0"),
         ({"beta_max": float("inf")}, "beta_max.*inf"),
         ({"entropy_weight": float("inf")}, "entropy_weight.*inf"),

@@ -96,7 +96,7 @@ def test_state_dict_roundtrip():
     ("kwargs", "match"),
     [
         ({"minimum": 0.0}, "minimum.*0.0"),
-        ({"minimum": 3.0}, "3.0 and 2.0"),
+        ({"minimum": 3.0}, "minimum=3.0.*2.0"),
         ({"init": 5.0}, "init=5.0"),
         ({"init": 0.1}, "init=0.1"),
         ({"rate": 1.5}, "rate.*1.5"),

@@ -18,7 +18,6 @@ from dreamer_sample import (
     update,
     weights,
 )
-from tensordict import unravel_key
 from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
 from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
@@ -463,25 +462,6 @@ class TestKeys:
             lore = tiny_learner(lore_config(**settings)).loss
             stored = [keys.IMITATION] * bool(settings.get("imitation_weight"))
             assert lore.in_keys == [*stock.in_keys, *extra, RETURN, *stored]
-
-    def test_renamed_and_nested(self):
-        learner, other = (
-            tiny_learner(lore_config(bonus_weight=0.1, imitation_weight=1.0)) for _ in range(2)
-        )
-        sample = rewarded()
-        sample[RETURN] = torch.full_like(sample["next", "reward"], 1e9)
-        expected = update(other, sample.clone())[0]
-        assert expected["loss_lore_imitation"] > 0
-        new = {"prior_logits": ("llm", "prior"), "confidence": "sure", "mask": ("llm", "m")}
-        new["lore_return"] = ("llm", "return")
-        learner.loss.set_keys(**new)
-        learner.loss.actor_loss.set_keys(executed="done_there", lore_return="return_there")
-        learner.loss.actor_loss.set_keys(lambda_return="hoped_there")
-        assert learner.loss.in_keys[-5:-1] == [unravel_key(("next", key)) for key in new.values()]
-        for old, key in zip((*ADVICE, "lore_return"), new.values(), strict=True):
-            sample["next"].rename_key_(old, key)
-        found = update(learner, sample)[0]
-        assert (found == expected).all()
 
     @pytest.mark.parametrize("key", ADVICE)
     def test_missing_advice_names_the_remedy(self, key):

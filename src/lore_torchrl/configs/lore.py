@@ -4,49 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lore_torchrl.configs.setting import Settings, setting
 
 
 @dataclass
-class CallsConfig(Settings):
+class CallsConfig(Settings, prefix="lore.calls"):
     """When and how the advisor is asked. Steps are environment steps of all environments."""
-
-    prefix: ClassVar[str] = "lore.calls"
 
     mode: str = setting(
         "blocking",
-        "`blocking` waits for each answer, and is deterministic if the advisor is; `async` never "
-        "makes an environment wait: late answers go to the cache and to their rows in replay.",
+        "`blocking` waits for each answer; with `async` no environment waits: late answers go to "
+        "the cache and to their rows in replay.",
         among=("blocking", "async"),
     )
-    max_in_flight: int = setting(
-        16,
-        "Async: most questions in flight at once; one, while the oldest waits for unusually long.",
-        ge=1,
-    )
+    max_in_flight: int = setting(16, "Async: most questions in flight at once.", ge=1)
     drain_s: float = setting(
-        5.0,
-        "Async: seconds to wait for answers in flight when training ends or is interrupted.",
-        ge=0,
-        lt=math.inf,
+        5.0, "Async: seconds that training waits at its end for answers.", ge=0, lt=math.inf
     )
     timeout_s: float = setting(30.0, "Seconds that one question may take.", gt=0)
     budget: int = setting(
         200,
-        "Calls in the whole run, never exceeded. A run that is killed and resumed forgets those "
-        "since its last checkpoint, unless it has a store.",
+        "Calls in the whole run, never exceeded. A resumed run forgets those since its last "
+        "checkpoint, unless it has a store.",
         ge=0,
     )
     max_tokens: int | None = setting(
         None, "Tokens after which no call begins; null for no limit.", gt=0
     )
     max_cost: float | None = setting(
-        None,
-        "Money, in the currency of the advisor's prices, after which no call begins; null for no "
-        "limit.",
-        gt=0,
+        None, "Money, in the currency of the advisor's prices; as above.", gt=0
     )
     calls_per_step: int = setting(
         1, "Most calls in one step of all environments: the states of highest beta.", ge=1
@@ -58,18 +45,15 @@ class CallsConfig(Settings):
     min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.")
     always: bool = setting(
         True,
-        "`true`: every state whose answer is not cached may be asked about; `false`: only where "
-        "one of the triggers that follow is due.",
+        "`true`: any state without a cached answer may be asked about; `false`: where one of the "
+        "triggers that follow is due.",
     )
     after_reset: bool = setting(True, "Trigger: a new episode.")
     no_reward_steps: int | None = setting(
         50, "Trigger: so many steps of one environment without reward; null for never.", gt=0
     )
     novelty: float | None = setting(
-        None,
-        "Trigger: the n-th visit to a state, while 1/sqrt(n) is above this; null for never.",
-        ge=0,
-        lt=1,
+        None, "Trigger: n-th visit to a state, while 1/sqrt(n) > this; null for never.", ge=0, lt=1
     )
     td_spike: float | None = setting(
         None,
@@ -78,22 +62,17 @@ class CallsConfig(Settings):
         gt=0,
     )
     td_spike_low: float = setting(1.0, "Where the trigger `td_spike` ends.")
-    cache_size: int = setting(
-        100_000, "Answers kept in memory; the least recently used goes first.", ge=1
-    )
-    ttl_steps: int | None = setting(
-        None, "Steps after which an answer expires; null for never.", gt=0
-    )
+    cache_size: int = setting(100_000, "Answers in memory; the least recently used go.", ge=1)
+    ttl_steps: int | None = setting(None, "Steps until an answer expires; null for never.", gt=0)
     abstract_states: bool = setting(
         True,
-        "`true`: where a state is unknown, advice for one of the same abstract state serves (in "
-        "MiniGrid: what is carried, what is ahead, where things lie by side and distance).",
+        "`true`: where a state is unknown, advice for one of the same abstract state serves.",
         was="coarse",
     )
     answers_averaged: int | None = setting(
         5,
-        "Answers that are averaged for an abstract state, so that the others outvote a wrong one. "
-        "null lets the latest serve, and a state's own answer go before it.",
+        "Answers averaged for an abstract state, to outvote a wrong one. null lets the latest "
+        "serve, and a state's own answer go before it.",
         gt=0,
         was="coarse_votes",
     )
@@ -105,59 +84,49 @@ class CallsConfig(Settings):
     )
     noop_filter: bool = setting(
         True,
-        "No-op filter: advice whose action, taken, changed nothing and gained nothing does not "
-        "serve that state any more.",
+        "Whether advice whose action changed nothing and gained nothing is dropped for its state.",
         was="refute",
     )
     radius: float | None = setting(
-        None,
-        "Distance within which the nearest known `latent_key` lends its advice; null for exact "
-        "states only.",
-        gt=0,
+        None, "Distance within which the nearest `latent_key` lends advice; null for none.", gt=0
     )
     latent_key: str = setting("observation", "Vector that `radius` is measured on.")
     store: str | None = setting(
         None,
-        "SQLite file that keeps answers and ledger over crashes and shares them between runs on "
-        "this machine; null for memory and checkpoints only.",
+        "SQLite file of answers and ledger, which outlives crashes and may be shared; or null.",
     )
-    ledger: str = setting(
-        "default", "Ledger in the store: runs with the same one share one budget."
-    )
+    ledger: str = setting("default", "Ledger in the store: one budget for all runs that name it.")
 
     def __post_init__(self) -> None:
-        """Refuse impossible values and combinations."""
         super().__post_init__()
-        low = self.td_spike is None or self.td_spike_low < self.td_spike
-        self.require(low, "td_spike_low", f"it must be below td_spike={self.td_spike}")
+        low, rule = self.td_spike_low, f"it must be below td_spike={self.td_spike}"
+        self.require(self.td_spike is None or low < self.td_spike, "td_spike_low", rule)
         for name in ("novelty", "td_spike"):
             rule = "with always=true every state may be asked about already: set always=false"
             self.require(not self.always or getattr(self, name) is None, name, rule)
+        averages = self.abstract_states or self.answers_averaged is None
         rule = "without abstract_states there is nothing to average: set answers_averaged=null too"
-        self.require(
-            self.answers_averaged is None or self.abstract_states, "answers_averaged", rule
-        )
+        self.require(averages, "answers_averaged", rule)
         self.require(self.ledger != "", "ledger", "it needs a name")
 
 
 @dataclass
-class GateConfig(Settings):
+class GateConfig(Settings, prefix="lore.gate"):
     """How much advice is let through: beta = beta_max * sigmoid(kappa * (u - tau))."""
 
-    prefix: ClassVar[str] = "lore.gate"
-
-    beta_max: float = setting(1.0, "Largest weight of the advice; 0 switches it off.", ge=0)
-    kappa: float = setting(10.0, "Steepness of the sigmoid.", gt=0)
+    beta_max: float = setting(
+        1.0, "Largest weight of the advice; 0 switches it off.", ge=0, lt=math.inf
+    )
+    kappa: float = setting(10.0, "Steepness of the sigmoid.", gt=0, lt=math.inf)
     tau: float = setting(0.5, "Uncertainty u, 0 to 1, at which half of beta_max is let through.")
     entropy_weight: float = setting(0.7, "Weight of the policy's normalized entropy in u.", ge=0)
     value_weight: float = setting(0.3, "Weight of the critic's variance in u.", ge=0)
     disagreement_weight: float = setting(
-        0.0, "Weight of the disagreement of one-step predictors of the latent state in u.", ge=0
+        0.0, "Weight in u of the disagreement of one-step predictors of the latent state.", ge=0
     )
     value_source: str = setting(
         "two_hot",
-        "`two_hot`: variance of the critic's own distribution; `ensemble`: of an ensemble of "
-        "critics.",
+        "Variance of the critic's own distribution, or of an `ensemble` of critics.",
         among=("two_hot", "ensemble"),
     )
     hysteresis: list[float] | None = setting(
@@ -168,62 +137,55 @@ class GateConfig(Settings):
     )
     dropout: float = setting(0.0, "Probability that a step goes without advice.", ge=0, lt=1)
     scale_decay: float = setting(
-        0.995,
-        "Forgetting of the scale by which the critic's variance is divided, at each policy call.",
-        gt=0,
-        le=1,
+        0.995, "Forgetting of the scale of the critic's variance, at each policy call.", gt=0, le=1
     )
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
         super().__post_init__()
-        pair = self.hysteresis is None or len(self.hysteresis) == 2
-        self.require(pair, "hysteresis", "it must be null or [low, high]")
+        pair = [0, 1] if self.hysteresis is None else self.hysteresis
+        good = len(pair) == 2 and 0 <= pair[0] <= pair[1] <= 1
+        self.require(good, "hysteresis", "it must be null or [low, high], 0 <= low <= high <= 1")
+        self.require(math.isfinite(self.tau), "tau", "it must be finite")
+        weights = (self.entropy_weight, self.value_weight, self.disagreement_weight)
+        rule = "it, value_weight and disagreement_weight must be finite, one of them positive"
+        self.require(0 < sum(weights) < math.inf, "entropy_weight", rule)
 
 
 @dataclass
-class TemperatureConfig(Settings):
+class TemperatureConfig(Settings, prefix="lore.temperature"):
     """Temperature by which the advisor's logits are divided."""
-
-    prefix: ClassVar[str] = "lore.temperature"
 
     minimum: float = setting(0.5, "Lower bound.", gt=0)
     maximum: float = setting(2.0, "Upper bound.", gt=0)
     init: float = setting(1.0, "First temperature.", gt=0)
     rate: float = setting(
-        0.0,
-        "Share of the new estimate at each update, in log space; 0 holds the temperature at init.",
-        ge=0,
-        le=1,
+        0.0, "Share of a new estimate at each update, in log space; 0 holds init.", ge=0, le=1
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"it must be at most maximum={self.maximum}"
+        self.require(self.minimum <= self.maximum, "minimum", rule)
+        rule = f"it must lie within minimum={self.minimum} and maximum={self.maximum}"
+        self.require(self.minimum <= self.init <= self.maximum, "init", rule)
 
 
 @dataclass
-class MixerConfig(Settings):
+class MixerConfig(Settings, prefix="lore.mixer"):
     """How advice is added to the policy."""
 
-    prefix: ClassVar[str] = "lore.mixer"
-
-    max_kl: float = setting(
-        1.0, "Bound on KL(mixed policy || policy) in nats; .inf for none.", ge=0
-    )
+    max_kl: float = setting(1.0, "Bound on KL(mixed policy || policy), nats; .inf for none.", ge=0)
     mode: str = setting(
-        "logit",
-        "`logit`: add advice to the logits; `probability`: mix the two distributions.",
-        among=("logit", "probability"),
+        "logit", "Whether logits or probabilities are mixed.", among=("logit", "probability")
     )
     min_scale: float = setting(
-        0.3,
-        "Continuous actions only: scale of advice that names one action, before the policy's tanh.",
-        gt=0,
+        0.3, "Continuous actions: scale of advice on one action, before the policy's tanh.", gt=0
     )
 
 
 @dataclass
-class LossConfig(Settings):
+class LossConfig(Settings, prefix="lore.loss"):
     """What the policy learns on real states."""
-
-    prefix: ClassVar[str] = "lore.loss"
 
     imitation_weight: float = setting(
         1.0,
@@ -232,15 +194,10 @@ class LossConfig(Settings):
         ge=0,
     )
     imitation_threshold: float = setting(
-        0.05,
-        "A step is imitated if its episode returned so much more than expected, as a share of the "
-        "span of returns.",
-        ge=0,
+        0.05, "Least gain of an imitated step's episode, as a share of the span of returns.", ge=0
     )
     prior_weight: float = setting(
-        0.0,
-        "Weight of the KL between prior and policy, on imitated steps that took the advice.",
-        ge=0,
+        0.0, "Weight of the KL between prior and policy, on imitated steps with advice.", ge=0
     )
     prior_steps: int | None = setting(
         None,
@@ -263,40 +220,29 @@ class LossConfig(Settings):
     )
     bonus_weight: float = setting(0.0, "Weight of the expected log-prior under the policy.", ge=0)
     distillation_weight: float = setting(
-        0.0,
-        "Weight of KL(mixed policy || policy), which distills the mixture into the policy.",
-        ge=0,
+        0.0, "Weight of KL(mixed policy || policy): the mixture is distilled.", ge=0
     )
     multiplier_lr: float = setting(
-        0.0,
-        "Step of the Lagrange multiplier at each update; 0 switches the constraint off.",
-        ge=0,
+        0.0, "Step of the Lagrange multiplier at an update; 0 for no constraint.", ge=0
     )
     multiplier_max: float = setting(0.1, "Largest multiplier.", ge=0)
     multiplier_init: float = setting(0.0, "First multiplier.", ge=0)
     delta: float = setting(
         0.1, "Bound on KL(mixed policy || policy) that the multiplier enforces, nats.", ge=0
     )
-    delta_end: float | None = setting(
-        None, "Bound after delta_steps updates; null keeps delta.", ge=0
-    )
+    delta_end: float | None = setting(None, "Bound after delta_steps; null keeps delta.", ge=0)
     delta_steps: int = setting(0, "Updates over which delta becomes delta_end.", ge=0)
-    beta_imagine_max: float = setting(
-        0.0, "Largest weight of PriorNet's advice in imagination.", ge=0
-    )
+    beta_imagine_max: float = setting(0.0, "Largest weight of PriorNet in imagination.", ge=0)
 
     def __post_init__(self) -> None:
-        """Refuse impossible values and combinations."""
         super().__post_init__()
         rule = f"it must be at most multiplier_max={self.multiplier_max}"
         self.require(self.multiplier_init <= self.multiplier_max, "multiplier_init", rule)
 
 
 @dataclass
-class DisagreementConfig(Settings):
+class DisagreementConfig(Settings, prefix="lore.disagreement"):
     """Ensemble of one-step predictors; built where gate.disagreement_weight is positive."""
-
-    prefix: ClassVar[str] = "lore.disagreement"
 
     num_members: int = setting(5, "Members; a variance needs two.", ge=2)
     hidden_dim: int = setting(64, "Width of the hidden layers.", ge=1)
@@ -304,24 +250,17 @@ class DisagreementConfig(Settings):
 
 
 @dataclass
-class ValueEnsembleConfig(Settings):
+class ValueEnsembleConfig(DisagreementConfig, prefix="lore.value_ensemble"):
     """Ensemble of critics; built where gate.value_source is ensemble."""
 
-    prefix: ClassVar[str] = "lore.value_ensemble"
-
-    num_members: int = setting(5, "Members; a variance needs two.", ge=2)
-    hidden_dim: int = setting(64, "Width of the hidden layers.", ge=1)
-    depth: int = setting(2, "Hidden layers.", ge=1)
     prior_scale: float = setting(
-        1.0, "Scale of the fixed random functions added to the members.", ge=0
+        1.0, "Scale of the fixed random functions added to the members.", ge=0, lt=math.inf
     )
 
 
 @dataclass
-class PriorNetConfig(Settings):
+class PriorNetConfig(Settings, prefix="lore.prior_net"):
     """Network that learns the advisor's answers: the fallback where none was bought."""
-
-    prefix: ClassVar[str] = "lore.prior_net"
 
     enabled: bool = setting(False, "Whether there is one.")
     depth: int = setting(2, "Hidden layers.", ge=1)
@@ -330,57 +269,44 @@ class PriorNetConfig(Settings):
 
 
 @dataclass
-class BanditConfig(Settings):
+class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
-
-    prefix: ClassVar[str] = "lore.bandit"
 
     enabled: bool = setting(True, "`false` lets advice act everywhere.")
     segment_steps: int | None = setting(
-        128, "Longest segment of an episode, environment steps; null for whole episodes.", ge=1
+        128, "Longest segment, environment steps; null for whole episodes.", ge=1
     )
     gain: float = setting(
         0.5, "Share of the gap to the best return that useful advice closes.", gt=0, lt=1
     )
     floor: float = setting(0.05, "Least probability; one minus it is the largest.", gt=0, lt=0.5)
-    decay: float = setting(
-        0.9, "Forgetting of what unadvised segments returned, at each of them.", gt=0, le=1
-    )
+    decay: float = setting(0.9, "Forgetting of the returns of unadvised segments.", gt=0, le=1)
 
 
 @dataclass
-class EpsilonConfig(Settings):
+class EpsilonConfig(Settings, prefix="lore.epsilon"):
     """Random valid actions on top, continuous ones evenly within their bounds."""
-
-    prefix: ClassVar[str] = "lore.epsilon"
 
     eps_init: float = setting(0.0, "First epsilon; 0 switches it off.", ge=0, le=1)
     eps_end: float = setting(0.0, "Last epsilon.", ge=0, le=1)
     annealing_num_steps: int = setting(10_000, "Environment steps between the two.", ge=1)
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
         super().__post_init__()
         rule = f"it must be at most eps_init={self.eps_init}"
         self.require(self.eps_end <= self.eps_init, "eps_end", rule)
 
 
 @dataclass
-class LoReConfig(Settings):
+class LoReConfig(Settings, prefix="lore"):
     """Everything that LoRe adds to stock DreamerV3."""
-
-    prefix: ClassVar[str] = "lore"
 
     enabled: bool = setting(True, "`false` is stock DreamerV3, the baseline: nothing is built.")
     compile_decision: bool = setting(
-        False,
-        "`true` compiles the acting policy's gate and mixer (15 s once; gains in long runs).",
+        False, "Whether the acting gate and mixer are compiled (15 s once; gains in long runs)."
     )
     imitation_ratio: int = setting(
-        2,
-        "Imitated steps for each record of the batch, drawn from all of replay; 0 imitates the "
-        "batch itself.",
-        ge=0,
+        2, "Imitated steps a record of the batch, drawn from all of replay; 0: the batch.", ge=0
     )
     calls: CallsConfig = setting(CallsConfig, "")
     gate: GateConfig = setting(GateConfig, "")

@@ -34,13 +34,10 @@ def page() -> str:
     blocks = [_HEAD, *_groups(configs.TrainConfig(), "A run")]
     for name, cls in _ADVISORS.items():
         blocks += _groups(cls(), f"`advisor`: {name}")
-    blocks += _groups(_study(), "`examples/study.py`")
+    study = configs.StudyConfig(methods={"stock": ["lore=off"]})
+    blocks += _groups(study, "`examples/study.py`")
     blocks += _groups(configs.InspectConfig(), "The inspector")
     return "\n".join(blocks)
-
-
-def _study() -> configs.StudyConfig:
-    return configs.StudyConfig(methods={"stock": ["lore=off"]})
 
 
 def _groups(group: Settings, title: str) -> Iterator[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from lore_torchrl.configs.advisors import ScriptedAdvisorConfig
 from lore_torchrl.configs.lore import LoReConfig
-from lore_torchrl.configs.setting import Settings, check, setting
+from lore_torchrl.configs.setting import Settings, setting
 
 CHECKS = (
     "entropy_collapse",
@@ -24,39 +24,27 @@ CHECKS = (
 
 
 @dataclass
-class EnvConfig(Settings):
+class EnvConfig(Settings, prefix="env"):
     """Which environment, and how it is observed."""
-
-    prefix: ClassVar[str] = "env"
 
     adapter: str = setting(
         "lore_torchrl.envs.minigrid.MiniGrid",
-        "Class of the environment adapter; your own by its import path.",
+        "Import path of the environment's class.",
         was="family",
     )
     id: str = setting(
-        "MiniGrid-DoorKey-5x5-v0",
-        "Of MiniGrid and BabyAI any Gymnasium id; elsewhere a name for logs.",
+        "MiniGrid-DoorKey-5x5-v0", "MiniGrid, BabyAI: a Gymnasium id; elsewhere a name for logs."
     )
     num_envs: int = setting(4, "Environments that step side by side.", ge=1)
-    parallel: bool = setting(
-        False, "`true` gives each environment a process of its own; for those with slow steps."
-    )
-    max_steps: int | None = setting(
-        None, "Step limit of an episode; null is the environment's own.", ge=1
-    )
-    memory: bool = setting(
-        False,
-        "`true` lets the describer (and so the advisor) remember what was seen since the reset.",
-    )
+    parallel: bool = setting(False, "A process for each environment; for those with slow steps.")
+    max_steps: int | None = setting(None, "Step limit of an episode; null: its own.", ge=1)
+    memory: bool = setting(False, "Whether the describer remembers what was seen since the reset.")
     options: dict[str, Any] = setting(dict, "Further keywords of the adapter.")
 
 
 @dataclass
-class DreamerConfig(Settings):
+class DreamerConfig(Settings, prefix="dreamer"):
     """Sizes and rates of stock DreamerV3: about 320,000 parameters, small rooms on a CPU."""
-
-    prefix: ClassVar[str] = "dreamer"
 
     hidden_dim: int = setting(64, "Width of every hidden layer.", ge=1)
     belief_dim: int = setting(128, "Size of the deterministic state.", ge=1)
@@ -74,13 +62,10 @@ class DreamerConfig(Settings):
     num_bins: int = setting(255, "Bins of the two-hot reward and value distributions.", ge=2)
     unimix: float = setting(0.01, "Share of uniform probability in every categorical.", ge=0, lt=1)
     norm_eps: float = setting(1e-4, "Epsilon of the RMS normalization.", gt=0)
-    symlog: bool = setting(
-        False, "`true` reads and predicts symlog(observation); one-hot observations need none."
-    )
+    symlog: bool = setting(False, "Whether symlog(observation) is read; one-hot ones need none.")
     image_depth: int = setting(8, "Images: channels of the first convolution's scale.", ge=1)
     image_mults: list[int] = setting(
-        lambda: [2, 3, 4, 4],
-        "Images: multiple of image_depth of each stage, which halves the sides.",
+        lambda: [2, 3, 4, 4], "Images: multiple of image_depth of each stage, which halves sides."
     )
 
     batch_size: int = setting(16, "Sequences in a sample.", ge=1)
@@ -92,84 +77,60 @@ class DreamerConfig(Settings):
 
     lr: float = setting(4e-4, "Learning rate.", gt=0)
     lr_warmup: int = setting(100, "Updates over which the learning rate grows from 0.", ge=0)
-    adaptive_grad_clip: float = setting(
-        0.3, "Largest gradient norm as a share of the parameter norm.", gt=0
-    )
+    adaptive_grad_clip: float = setting(0.3, "Largest gradient norm by parameter norm.", gt=0)
     optimizer_eps: float = setting(1e-20, "Epsilon of the optimizer.", gt=0)
     free_nats: float = setting(1.0, "KL of the world model that costs nothing, nats.", ge=0)
     dynamic_weight: float = setting(1.0, "Weight of the dynamics loss.", ge=0)
     representation_weight: float = setting(0.1, "Weight of the representation loss.", ge=0)
     entropy_bonus: float = setting(3e-4, "Weight of the policy's entropy.", ge=0)
     gamma: float = setting(
-        1.0,
-        "Discount beyond the learned continuation, which carries 1 - 1/continuation_horizon.",
-        ge=0,
-        le=1,
+        1.0, "Discount beyond the continuation, of 1 - 1/continuation_horizon.", ge=0, le=1
     )
     continuation_horizon: float = setting(333.0, "Horizon of the learned continuation.", gt=1)
     lmbda: float = setting(0.95, "Mixing of the lambda returns.", ge=0, le=1)
     slow_critic_weight: float = setting(1.0, "Pull towards the slow critic.", ge=0)
     slow_critic_tau: float = setting(0.02, "Rate of the slow critic.", gt=0, le=1)
-    replay_value_weight: float = setting(
-        0.3, "Weight of the critic's loss on replayed steps.", ge=0
-    )
+    replay_value_weight: float = setting(0.3, "Weight of the critic's loss on replay.", ge=0)
     return_min_scale: float = setting(1.0, "Smallest range by which returns are normalized.", gt=0)
-    compile_train_step: bool | None = setting(
-        None, "Compile the update; null compiles on CUDA and not on a CPU."
-    )
+    compile_train_step: bool | None = setting(None, "Compile the update; null: on CUDA alone.")
     cudagraph: bool | None = setting(None, "Capture it as a CUDA graph; null as above.")
     mixed_precision: bool = setting(False, "bfloat16 autocast on CUDA.")
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
         super().__post_init__()
         rule = f"it must be a multiple of num_blocks={self.num_blocks}"
         self.require(self.belief_dim % self.num_blocks == 0, "belief_dim", rule)
 
 
 @dataclass
-class LoggerConfig(Settings):
+class LoggerConfig(Settings, prefix="logger"):
     """Where numbers go. ``metrics.jsonl`` is always written; these come on top."""
 
-    prefix: ClassVar[str] = "logger"
-
     backends: list[str] = setting(
-        lambda: ["csv"],
-        "Any of csv, wandb, tensorboard.",
-        among=("csv", "wandb", "tensorboard"),
+        lambda: ["csv"], "Any of these.", among=("csv", "wandb", "tensorboard")
     )
     interval: int = setting(500, "Environment steps between rows.", ge=1)
     project: str = setting("lore_torchrl", "Project in W&B.")
     group: str | None = setting(None, "Group in W&B.")
     mode: str | None = setting(
         None,
-        "W&B: online, offline, disabled; null is what WANDB_MODE says, else online where there is "
-        "an account, else offline.",
+        "W&B; null is what WANDB_MODE says, else online where there is an account, else offline.",
         among=("online", "offline", "disabled"),
     )
     progress_bar: bool = setting(True, "Show a progress bar.")
     figures: bool = setting(True, "Draw figures at the end.")
     advice_rows: int = setting(
-        2_000,
-        "Answers that advice.jsonl tells about, with observation, prompt, prior, mixture and "
-        "action; in W&B the table `advice`. 0 keeps none.",
-        ge=0,
+        2_000, "Answers in advice.jsonl, and in W&B in the table `advice`; 0 keeps none.", ge=0
     )
 
 
 @dataclass
-class EvaluationConfig(Settings):
+class EvaluationConfig(Settings, prefix="evaluation"):
     """Held-out evaluation, advisor off, on seeds that training never uses."""
 
-    prefix: ClassVar[str] = "evaluation"
-
     interval: int = setting(2500, "Environment steps between evaluations.", ge=1)
-    episodes: int = setting(
-        100, "Episodes, one for each held-out seed, the same at every evaluation.", ge=1
-    )
-    deterministic: bool = setting(
-        False, "`true` takes the likeliest action, `false` samples from the policy."
-    )
+    episodes: int = setting(100, "Episodes, each of a held-out seed, always the same.", ge=1)
+    deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
     advice: bool = setting(
         False,
         "`true` evaluates the mixture of the policy and the answers cached so far, without a "
@@ -178,20 +139,17 @@ class EvaluationConfig(Settings):
 
 
 @dataclass
-class HealthConfig(Settings):
+class HealthConfig(Settings, prefix="health"):
     """Checks on each row of metrics.
 
     A check that trips writes a warning that says what to do, and ``health/<check>`` is 1 while it
     lasts. A threshold of null switches its check off.
     """
 
-    prefix: ClassVar[str] = "health"
-
     enabled: bool = setting(True, "Whether there are checks.")
     stop: list[str] = setting(
         lambda: ["nonfinite"],
-        "Checks that end the run: nonfinite with an error and without a checkpoint, the others "
-        "with one.",
+        "Checks that end the run, with a checkpoint; nonfinite without one, and with an error.",
         among=CHECKS,
     )
     patience: int = setting(
@@ -202,27 +160,20 @@ class HealthConfig(Settings):
     )
     entropy_share: float | None = setting(
         0.05,
-        "entropy_collapse: policy entropy below this share of ln(actions) while most "
-        "episodes fail.",
+        "entropy_collapse: entropy below this share of ln(actions), and most episodes fail.",
         gt=0,
         le=1,
     )
     kl_factor: float | None = setting(
         8.0,
-        "kl_over_delta: KL(mixed policy || policy) over replayed advised states above this many "
-        "times delta, with the multiplier at its maximum.",
+        "kl_over_delta: lore_kl above so many times delta, the multiplier at its maximum.",
         gt=1,
     )
     beta_share: float | None = setting(
-        0.98,
-        "beta_saturated: mean weight of the gate above this share of beta_max, hardly varying.",
-        gt=0,
-        le=1,
+        0.98, "beta_saturated: mean beta above this share of beta_max, hardly varying.", gt=0, le=1
     )
     model_error_factor: float | None = setting(
-        3.0,
-        "model_error: the world model's reconstruction error above this many times its lowest.",
-        gt=1,
+        3.0, "model_error: reconstruction error above this many times its lowest.", gt=1
     )
     value_margin: float | None = setting(
         0.5,
@@ -231,23 +182,15 @@ class HealthConfig(Settings):
         gt=0,
     )
     no_reward_steps: int | None = setting(
-        10_000,
-        "no_reward: so many environment steps without a logged mean return of training above 0, or "
-        "a success.",
-        gt=0,
+        10_000, "no_reward: environment steps without a mean return above 0 or a success.", gt=0
     )
     invalid_share: float | None = setting(
-        0.2,
-        "invalid_answers: share of the calls since the last row that failed, of at least 5.",
-        gt=0,
-        le=1,
+        0.2, "invalid_answers: share of at least 5 calls since a row that failed.", gt=0, le=1
     )
     budget_burn_share: float | None = setting(
         0.02, "budget_burn: the last of all calls made before this share of the run.", gt=0, le=1
     )
-    nonfinite: bool = setting(
-        True, "nonfinite: a loss, or a parameter of the agent, that is not finite."
-    )
+    nonfinite: bool = setting(True, "nonfinite: a loss, or the agent, is not finite.")
 
 
 @dataclass
@@ -257,31 +200,21 @@ class TrainConfig(Settings):
     seed: int = setting(0, "Seed of everything: environments, networks, replay, advisor.")
     total_steps: int = setting(10_000, "Environment steps of all environments together.", ge=1)
     steps_per_batch: int = setting(
-        32,
-        "Environment steps between two rounds of learner updates; a multiple of env.num_envs.",
-        ge=1,
+        32, "Environment steps between rounds of updates; a multiple of env.num_envs.", ge=1
     )
-    device: str | None = setting(
-        None, "cpu, cuda, cuda:1, ...; null takes CUDA where there is one."
-    )
+    device: str | None = setting(None, "cpu, cuda, cuda:1, ...; null: CUDA where there is one.")
     num_threads: int | None = setting(
-        1,
-        "CPU threads of this process. 1 is fastest for models this small; null is PyTorch's "
-        "choice.",
-        ge=1,
+        1, "CPU threads, of which small models want 1; null is PyTorch's choice.", ge=1
     )
     checkpoint_interval: int | None = setting(
         5_000, "Environment steps between checkpoints; null for none.", ge=1
     )
     checkpoint_keep: int = setting(2, "Checkpoints that are kept.", ge=1)
-    resume: str | None = setting(
-        None, "Run folder, checkpoints folder or single checkpoint to go on from."
-    )
+    resume: str | None = setting(None, "Run, checkpoints folder or checkpoint to go on from.")
     record: str | None = setting(
         None,
-        "SQLite file to record every answer of the advisor to, such as "
-        "${output_dir}/advice.sqlite; a resumed run goes on in its file. The run is repeated with "
-        "advisor=recorded.",
+        "SQLite file to record every answer to, such as ${output_dir}/advice.sqlite; a resumed run "
+        "goes on in its file. The run is repeated with advisor=recorded.",
     )
     output_dir: str = setting("outputs/run", "Where everything that the run writes goes.")
     env: EnvConfig = setting(EnvConfig, "")
@@ -293,26 +226,18 @@ class TrainConfig(Settings):
     health: HealthConfig = setting(HealthConfig, "")
 
     def __post_init__(self) -> None:
-        """Refuse impossible values and combinations."""
         super().__post_init__()
         rule = f"it must be a multiple of env.num_envs={self.env.num_envs}"
         self.require(self.steps_per_batch % self.env.num_envs == 0, "steps_per_batch", rule)
         rule = f"it must be at least steps_per_batch={self.steps_per_batch}"
         self.require(self.total_steps >= self.steps_per_batch, "total_steps", rule)
-        check(
-            not self.evaluation.advice or self.lore.enabled,
-            "evaluation.advice",
-            self.evaluation.advice,
-            "with lore.enabled=false there is no advice: set it to false",
-        )
+        usable = not self.evaluation.advice or self.lore.enabled
+        rule = "with lore.enabled=false there is no advice: set it to false"
+        self.evaluation.require(usable, "advice", rule)
         per_stream = self.dreamer.buffer_size // self.env.num_envs
-        check(
-            per_stream > self.dreamer.seq_len + 1,
-            "dreamer.buffer_size",
-            self.dreamer.buffer_size,
-            f"split over {self.env.num_envs} environments it must hold more than seq_len + 1 "
-            f"= {self.dreamer.seq_len + 1} records each",
-        )
+        least = self.dreamer.seq_len + 1
+        rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"
+        self.dreamer.require(per_stream > least, "buffer_size", rule)
 
 
 def restore_config(saved: Mapping[str, Any]) -> TrainConfig:

@@ -16,25 +16,16 @@ class StudyConfig(Settings):
     methods: dict[str, list[str]] = setting(dict, "Hydra overrides of each method by its name.")
     baseline: str = setting("stock", "The method that the others are compared with.")
     metric: str = setting(
-        "eval/success",
-        "What methods are compared by, higher is better: eval/success, eval/return, "
-        "eval/crafter/score, ...",
+        "eval/success", "What methods are compared by, higher is better, such as eval/return."
     )
     seeds: int = setting(5, "Seeds 0 to seeds - 1 of every method on every experiment.", ge=1)
     overrides: list[str] = setting(list, "Hydra overrides for every run.")
     jobs: int = setting(2, "Runs side by side on this machine, one CPU thread each.", ge=1)
-    retry: bool = setting(
-        False, "`true` runs once more what has failed before; otherwise it is named and left."
-    )
-    cell: int | None = setting(
-        None, "One cell of the grid, by its number, and no report: for Hydra's launchers."
-    )
-    output: str = setting(
-        "outputs/study", "Where runs and report go; what is finished there is kept."
-    )
+    retry: bool = setting(False, "Whether what has failed before is run once more.")
+    cell: int | None = setting(None, "Number of one cell, without report: for Hydra's launchers.")
+    output: str = setting("outputs/study", "Where runs and report go; what is finished is kept.")
 
     def __post_init__(self) -> None:
-        """Refuse impossible values and combinations."""
         super().__post_init__()
         for name in ("experiments", "methods"):
             self.require(len(getattr(self, name)) > 0, name, "name at least one")
@@ -51,29 +42,20 @@ class InspectConfig(Settings):
 
     checkpoint: str = setting("???", "Run folder, its checkpoints folder, or one checkpoint.")
     episodes: int = setting(3, "Held-out episodes to play.", ge=1)
-    calls: int = setting(
-        0, "New questions to the run's advisor, at most; 0 shows what is known already.", ge=0
-    )
+    calls: int = setting(0, "New questions to the run's advisor, at most.", ge=0)
     coefficient: float | None = setting(
-        None,
-        "Mixing coefficient, 0 to 1; 0 shows the advice and acts without it; null lets the bandit "
-        "draw, as in training.",
+        None, "Mixing coefficient, 0 to 1; null lets the bandit draw, as in training."
     )
     seed: int | None = setting(None, "Seed of environments and draws; null is the run's own.")
     deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
-    max_steps: int | None = setting(
-        None, "Cut episodes after so many steps; null plays them to their end.", ge=1
-    )
+    max_steps: int | None = setting(None, "Longest episode, in steps; null for any.", ge=1)
     trust: list[str] = setting(
         list,
-        "What the checkpoint may name besides this package's environments and advisors, exactly "
-        "as it names them: import paths, such as [my_env.MyEnv], since an import runs code; and "
-        "with calls the server, the variable of the key and the local model.",
+        "What the checkpoint may name besides this package's environments and advisors: import "
+        "paths, which run code, and with calls the server, the key's variable and the local model.",
     )
     video: str | None = setting(
-        "gif",
-        "Kind of video: gif, mp4 (needs lore-torchrl[video]), or null for none.",
-        among=("gif", "mp4"),
+        "gif", "Or null for none; mp4 needs lore-torchrl[video].", among=("gif", "mp4")
     )
     steps_per_s: float = setting(3.0, "Steps shown in a second of it.", gt=0)
     output: str = setting("outputs/inspect", "Where videos, sheets and the page go.")

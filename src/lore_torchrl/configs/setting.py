@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
 _BOUNDS = {
-    "ge": ("at least", lambda value, bound: value >= bound),
-    "gt": ("above", lambda value, bound: value > bound),
-    "le": ("at most", lambda value, bound: value <= bound),
-    "lt": ("below", lambda value, bound: value < bound),
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
 }
 
 
@@ -31,6 +32,52 @@ def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) ->
     return field(**kind, metadata={"doc": doc, "was": was, **limits})
 
 
+class Settings:
+    """A group of settings, which are checked when it is made.
+
+    Attributes:
+        prefix: Name of the group on the command line, given as keyword of a subclass.
+
+    Raises:
+        ValueError: With the full name of the setting, its value and what it must be.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init_subclass__(cls, prefix: str = "") -> None:
+        cls.prefix = prefix
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value, limits = getattr(self, part.name), part.metadata
+            if value is None:
+                continue
+            for name, (text, holds) in _BOUNDS.items():
+                if name in limits:
+                    rule = f"it must be {text} {limits[name]}"
+                    self.require(holds(value, limits[name]), part.name, rule)
+            if "among" in limits:
+                known = {*(value if isinstance(value, list) else [value])} <= {*limits["among"]}
+                self.require(known, part.name, f"choose from {list(limits['among'])}")
+
+    def full_name(self, name: str) -> str:
+        """Return what a field of this group is called on the command line."""
+        return f"{self.prefix}.{name}" if self.prefix else name
+
+    def require(self, condition: bool, name: str, rule: str) -> None:
+        """Raise a ``ValueError`` unless ``condition`` holds.
+
+        Args:
+            condition: Whether the value is possible.
+            name: Field of this group.
+            rule: What it must be, and what to set instead.
+        """
+        if not condition:
+            value = getattr(self, name)
+            value = list(value) if isinstance(value, list) else value
+            raise ValueError(f"{self.full_name(name)}={value!r} is impossible: {rule}.")
+
+
 def old_names(group: Settings) -> Iterator[tuple[str, str]]:
     """Yield the full old and new name of each renamed setting of a group and those in it.
 
@@ -42,60 +89,4 @@ def old_names(group: Settings) -> Iterator[tuple[str, str]]:
         if isinstance(value, Settings):
             yield from old_names(value)
         elif old is not None:
-            yield tuple(
-                f"{group.prefix}.{name}" if group.prefix else name for name in (old, part.name)
-            )
-
-
-def check(condition: bool, name: str, value: object, rule: str) -> None:
-    """Raise unless ``condition`` holds.
-
-    Args:
-        condition: Whether the value is possible.
-        name: Full name of the setting.
-        value: What it was set to.
-        rule: What it must be, and what to set instead.
-
-    Raises:
-        ValueError: With name, value and rule.
-    """
-    if not condition:
-        raise ValueError(f"{name}={value!r} is impossible: {rule}.")
-
-
-class Settings:
-    """A group of settings, which are checked when it is made.
-
-    Attributes:
-        prefix: Name of the group on the command line.
-    """
-
-    prefix: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        """Refuse a value outside its limits, by its full name."""
-        for part in fields(self):
-            value = getattr(self, part.name)
-            for name, (text, holds) in _BOUNDS.items():
-                bound = part.metadata.get(name)
-                if bound is not None and value is not None:
-                    self.require(holds(value, bound), part.name, f"it must be {text} {bound}")
-            choices = part.metadata.get("among")
-            if choices is not None:
-                known = value is None or set(value if isinstance(value, list) else [value]) <= {
-                    *choices
-                }
-                self.require(known, part.name, f"choose from {list(choices)}")
-
-    def require(self, condition: bool, name: str, rule: str) -> None:
-        """Raise unless ``condition`` holds, with the full name and value of a setting.
-
-        Args:
-            condition: Whether the value is possible.
-            name: Field of this group.
-            rule: What it must be.
-        """
-        value = getattr(self, name)
-        if isinstance(value, list):
-            value = list(value)
-        check(condition, f"{self.prefix}.{name}" if self.prefix else name, value, rule)
+            yield group.full_name(old), group.full_name(part.name)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from lore_torchrl.modules.actor import LoReActor
 from lore_torchrl.modules.advice import AdviceBatch
 from lore_torchrl.modules.continuous_actor import DreamerV3ContinuousActor
-from lore_torchrl.modules.disagreement import LatentDisagreement
+from lore_torchrl.modules.ensembles import LatentDisagreement, ValueEnsemble
 from lore_torchrl.modules.epsilon import ValidEGreedyModule
-from lore_torchrl.modules.gate import UncertaintyGate
+from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
-from lore_torchrl.modules.running_scale import RunningScale
 from lore_torchrl.modules.temperature import TemperatureAligner
-from lore_torchrl.modules.value_ensemble import ValueEnsemble
 
 __all__ = [
     "AdviceBatch",

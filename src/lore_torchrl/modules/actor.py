@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+)
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from lore_torchrl import keys
 from lore_torchrl.modules.advice import AdviceBatch, read_advice
-from lore_torchrl.modules.disagreement import LatentDisagreement
+from lore_torchrl.modules.ensembles import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
-from lore_torchrl.modules.running import run_module
 
 
 class _Decision(NamedTuple):
@@ -27,6 +30,21 @@ class _Decision(NamedTuple):
     changed: Tensor
     score: Tensor | None
     origin: Tensor | None
+
+
+def _run(
+    module: TensorDictModuleBase, tensordict: TensorDictBase, out_keys: list[NestedKey]
+) -> tuple[Tensor, ...]:
+    """Return what ``module`` writes under ``out_keys``.
+
+    A plain module that writes nothing else is called without its tensordict wrapper, whose write
+    looks for optional packages on disk each time (tensordict 0.14): twice the network's cost.
+    """
+    if type(module) is TensorDictModule and list(module.out_keys) == out_keys:
+        output = module.module(*(tensordict.get(key) for key in module.in_keys))
+        return output if isinstance(output, tuple) else (output,)
+    output = module(tensordict)
+    return tuple(output.get(key) for key in out_keys)
 
 
 class LoReActor(TensorDictModuleBase):
@@ -40,14 +58,12 @@ class LoReActor(TensorDictModuleBase):
 
     One set of random numbers serves both policies, so with the gate shut both the actions and
     the random stream equal the stock actor's. ``lore_source`` is 1 exactly where the mixture's
-    named action is not the one that the policy would have taken with the same numbers; how they
-    are drawn depends on the mixer's kind of policy.
+    named action is not the one that the policy would have taken with the same numbers.
 
-    The weight that reaches the mixer is the gate's :math:`\beta`, times the mixing
-    coefficient ``lore_coefficient`` of an :class:`~lore_torchrl.control.AdviceBandit`, where
-    that entry is there. ``lore_beta`` stays the gate's own. With a ``prior_net`` its advice
-    is used where the advisor gave none; ``lore_origin`` tells whose was at hand, be its weight
-    zero, and ``lore_acquisition`` is the acquisition score of a call,
+    The weight that reaches the mixer is the gate's :math:`\beta`, times the ``lore_coefficient``
+    of an :class:`~lore_torchrl.control.AdviceBandit`, where that entry is there. With a
+    ``prior_net`` its advice is used where the advisor gave none; ``lore_origin`` tells whose was
+    at hand, and ``lore_acquisition`` is the acquisition score of a call,
     :math:`\beta \cdot (1 - c_\phi)`, with 0 for a :math:`c_\phi` that is not a number.
 
     Args:
@@ -57,10 +73,10 @@ class LoReActor(TensorDictModuleBase):
         mixer: Mixes within its bound; its kind of policy is the actor's.
 
     Keyword Args:
-        value_model: Critic that writes the gate's ``value_key``. Needed only where the
-            gate's ``value_weight`` is positive. Default: ``None``.
-        disagreement: Ensemble for the gate's third part. Needed only where the gate's
-            ``disagreement_weight`` is positive. Default: ``None``.
+        value_model: Critic that writes the gate's ``value_key``, for a gate with a positive
+            ``value_weight``. Default: ``None``.
+        disagreement: Ensemble for a gate with a positive ``disagreement_weight``. Default:
+            ``None``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
 
     Raises:
@@ -103,8 +119,7 @@ class LoReActor(TensorDictModuleBase):
         if gate.value_weight and gate.value_key not in getattr(value_model, "out_keys", ()):
             raise ValueError(
                 f"The gate has value_weight={gate.value_weight}: pass a value_model that writes "
-                f"{gate.value_key!r}, or build the gate with value_weight=0, as for a "
-                "critic without bins."
+                f"{gate.value_key!r}, or set value_weight=0, as for a critic without bins."
             )
         if gate.disagreement_weight and disagreement is None:
             raise ValueError(
@@ -121,7 +136,7 @@ class LoReActor(TensorDictModuleBase):
         self.prior_net = prior_net
         # Logits, or location and scale.
         self.policy_keys = list(actor[-1].in_keys)
-        self.in_keys = [*actor.in_keys, *mixer.advice_keys]
+        self.in_keys = [*actor.in_keys, *keys.ADVICE_KEYS]
         if gate.hysteresis is not None:
             self.in_keys.append(keys.GATE)
         self.out_keys = [
@@ -136,14 +151,10 @@ class LoReActor(TensorDictModuleBase):
             self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.ACQUISITION]
 
     def compile_decision(self, **kwargs: Any) -> LoReActor:
-        """Compile gate, projection and draw into one kernel with :func:`torch.compile`.
+        """Compile gate, projection and draw with :func:`torch.compile`, which gets ``kwargs``.
 
-        Worth it where a policy step is short beside its Python: see
-        ``docs/benchmarks.md``. The first step then takes some 15 seconds. Random draws
-        inside the compiled region differ from the eager ones for the same seed.
-
-        Args:
-            **kwargs: Passed on to :func:`torch.compile`.
+        The first step then takes some 15 seconds. Random draws inside the compiled region differ
+        from the eager ones for the same seed.
         """
         self.__dict__["_compile_kwargs"] = {"dynamic": False, **kwargs}
         return self
@@ -154,16 +165,15 @@ class LoReActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action and everything that the gate and the mixer write."""
-        raw = read_advice(tensordict, self.mixer.advice_keys)
+        raw = read_advice(tensordict)
         if raw is None:
             return self.actor(tensordict)
         kind = self.mixer.policy
-        # Not get_dist: building, sampling and scoring a distribution object costs more
-        # than the gate and the mixer together.
+        # Not get_dist: a distribution object costs more than the gate and the mixer together.
         *body, last = self._backbone
         for module in body:
             module(tensordict)
-        policy = kind.read(*run_module(last, tensordict, self.policy_keys))
+        policy = kind.read(*_run(last, tensordict, self.policy_keys))
         for key, value in zip(self.policy_keys, kind.entries(policy), strict=True):
             tensordict.set(key, value)
         self.mixer.check_advice(policy, raw[0])
@@ -172,12 +182,9 @@ class LoReActor(TensorDictModuleBase):
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
             for key, value in zip(self.prior_net.out_keys, own, strict=True):
                 tensordict.set(key, value)
-        decide = self._decide
-        if self._compile_kwargs is not None:
-            if self._compiled is None:
-                self.__dict__["_compiled"] = torch.compile(decide, **self._compile_kwargs)
-            decide = self._compiled
-        decision = decide(
+        if self._compile_kwargs is not None and self._compiled is None:
+            self.__dict__["_compiled"] = torch.compile(self._decide, **self._compile_kwargs)
+        decision = (self._compiled or self._decide)(
             policy,
             self._observed(tensordict, policy),
             self.gate.carried(tensordict),
@@ -197,31 +204,24 @@ class LoReActor(TensorDictModuleBase):
             tensordict.set(keys.ORIGIN, decision.origin)
         return tensordict
 
-    def _observed(
-        self, tensordict: TensorDictBase, policy: Any
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _observed(self, tensordict: TensorDictBase, policy: Any) -> tuple[Tensor | None, ...]:
         """Return what the gate takes from critic and ensemble."""
         value_logits = disagreement = None
         if self.value_model is not None:
-            (value_logits,) = run_module(self.value_model, tensordict, [self.gate.value_key])
+            (value_logits,) = _run(self.value_model, tensordict, [self.gate.value_key])
         if self.disagreement is not None:
             latent = (tensordict.get(key) for key in self.disagreement.in_keys)
             disagreement = self.mixer.policy.disagreement(self.disagreement, *latent, policy)
         return value_logits, disagreement
 
-    def _complete(
-        self, raw: tuple[Tensor, Tensor, Tensor], own: tuple[Tensor, Tensor] | None
-    ) -> AdviceBatch:
+    def _complete(self, raw: tuple[Tensor, ...], own: tuple[Tensor, ...] | None) -> AdviceBatch:
         """Return the advisor's advice, and PriorNet's where there is none."""
         advice = AdviceBatch.clean(*raw)
         return advice if own is None else advice.completed(self.prior_net.usable(own))
 
     @torch.no_grad()
     def explain(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], AdviceBatch]:
-        """Tell why a tensordict was acted on as it was. For showing; nothing changes.
-
-        Args:
-            tensordict: What :meth:`forward` returned for it, with advice.
+        """Tell why a tensordict, with advice, was acted on as :meth:`forward` did.
 
         Returns:
             What each part adds to the uncertainty, by name, ``[*B, 1]``, and the advice that was
@@ -233,16 +233,16 @@ class LoReActor(TensorDictModuleBase):
         own = None
         if self.prior_net is not None:
             own = tuple(tensordict.get(key) for key in self.prior_net.out_keys)
-        advice = self._complete(read_advice(tensordict, self.mixer.advice_keys), own)
+        advice = self._complete(read_advice(tensordict), own)
         return parts, advice._replace(prior_logits=self.mixer.temper(advice.prior_logits))
 
     def _decide(
         self,
         policy: Any,
-        observed: tuple[Tensor | None, Tensor | None],
+        observed: tuple[Tensor | None, ...],
         was_active: Tensor | None,
-        raw: tuple[Tensor, Tensor, Tensor],
-        own: tuple[Tensor, Tensor] | None,
+        raw: tuple[Tensor, ...],
+        own: tuple[Tensor, ...] | None,
         *,
         coefficient: Tensor | None,
         random: bool,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
+
+from lore_torchrl import keys
 
 # What a temperature or a weight cannot carry to infinity.
 _LARGEST_LOGIT = 1e30
@@ -30,14 +31,9 @@ class AdviceBatch(NamedTuple):
 
     @classmethod
     def clean(cls, prior_logits: Tensor, confidence: Tensor, mask: Tensor) -> AdviceBatch:
-        """Check raw advice and detach it.
+        """Check raw advice ``[*B, K]``, its confidence and mask ``[*B, 1]``, and detach it.
 
         A row counts where ``mask`` is set and its logits, up to 1e30, and confidence are finite.
-
-        Args:
-            prior_logits: Raw advice, shape ``[*B, K]``.
-            confidence: Shape ``[*B, 1]``.
-            mask: Boolean, shape ``[*B, 1]``.
 
         Raises:
             TypeError: If the mask is not boolean.
@@ -75,22 +71,16 @@ class AdviceBatch(NamedTuple):
         return AdviceBatch(logits, weight, self.valid & where, learned)
 
 
-def read_advice(
-    tensordict: TensorDictBase, advice_keys: Sequence[NestedKey]
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def read_advice(tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return raw logits, confidence and mask, or ``None`` if there are no logits.
-
-    Args:
-        tensordict: Where they are looked for.
-        advice_keys: Their three names.
 
     Raises:
         KeyError: If there are logits, but not what belongs to them.
     """
-    entries = tuple(tensordict.get(key, None) for key in advice_keys)
+    entries = tuple(tensordict.get(key, None) for key in keys.ADVICE_KEYS)
     if entries[0] is None:
         return None
-    missing = [key for key, entry in zip(advice_keys, entries, strict=True) if entry is None]
+    missing = [k for k, entry in zip(keys.ADVICE_KEYS, entries, strict=True) if entry is None]
     if missing:
-        raise KeyError(f"There is advice under {advice_keys[0]!r}, but no {missing} beside it.")
+        raise KeyError(f"There is advice under {keys.PRIOR_LOGITS!r}, but no {missing} beside it.")
     return entries

@@ -39,9 +39,8 @@ class DreamerV3ContinuousActor(ProbabilisticTensorDictSequential):
         \sigma = \sigma_{\min} + (\sigma_{\max} - \sigma_{\min})\, \mathrm{sigmoid}(v + 2), \\
         a = \tfrac{h + l}{2} + \tfrac{h - l}{2} \tanh(x), \qquad x \sim \mathcal N(\mu, \sigma^2)
 
-    The bounds on :math:`\sigma` are those of `DreamerV3 <https://arxiv.org/abs/2301.04104>`_;
-    its action is clipped, this one passes a tanh, so that it can be scored and differentiated.
-    Network and keys are otherwise those of :class:`~torchrl.modules.DreamerV3DiscreteActor`.
+    The bounds on :math:`\sigma` are those of `DreamerV3 <https://arxiv.org/abs/2301.04104>`_,
+    network and keys those of :class:`~torchrl.modules.DreamerV3DiscreteActor`.
 
     Args:
         in_features: Size of stochastic state and belief together.
@@ -76,12 +75,12 @@ class DreamerV3ContinuousActor(ProbabilisticTensorDictSequential):
         num_cells: int = 64,
         norm_eps: float = 1e-4,
     ) -> None:
-        if low.ndim != 1 or low.shape != high.shape or not (low < high).all():
+        bounded = low.ndim == 1 and low.shape == high.shape
+        if not (bounded and (low < high).all() and (high - low).isfinite().all()):
             raise ValueError(
-                f"low and high must be [A], low below high: got {low.tolist()}, {high.tolist()}."
+                "low and high must be finite, [A], low below high: got "
+                f"{low.tolist()}, {high.tolist()}."
             )
-        if not (low.isfinite() & high.isfinite()).all():
-            raise ValueError(f"The bounds must be finite: got {low.tolist()}, {high.tolist()}.")
         if not 0 < scale_range[0] < scale_range[1]:
             raise ValueError(f"scale_range needs 0 < low < high, got {scale_range}.")
         if depth < 1:

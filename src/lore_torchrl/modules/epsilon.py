@@ -8,19 +8,16 @@ from torchrl.data import Bounded, TensorSpec
 from torchrl.modules import EGreedyModule
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import EpsilonConfig
 
 
 class ValidEGreedyModule(EGreedyModule):
     r"""TorchRL's :math:`\varepsilon`-greedy exploration, restricted to valid actions.
 
-    Adds two things to :class:`~torchrl.modules.EGreedyModule`: ``lore_source`` becomes
-    2 (random) where a random action replaced another one, and :meth:`anneal` sets
-    :math:`\varepsilon` for a number of frames at once. Random actions are drawn evenly from
-    ``action_mask_key``, so none is wasted on a wall; continuous ones evenly between their
-    bounds, in all dimensions at once.
-
-    ``action_log_prob`` stays that of the action that was replaced. Nothing reads it: replay
-    keeps the action alone, and the losses score imagined ones.
+    ``lore_source`` becomes 2 (random) where a random action replaced another one, and
+    :meth:`anneal` sets :math:`\varepsilon` for a number of frames at once. Random actions are
+    drawn evenly from ``action_mask_key``; continuous ones evenly between their bounds, in all
+    dimensions at once. ``action_log_prob`` stays that of the action that was replaced.
 
     Args:
         spec: Action spec of the acting environment: one-hot, or bounded floats.
@@ -46,24 +43,13 @@ class ValidEGreedyModule(EGreedyModule):
         annealing_num_steps: int = 10_000,
         action_mask_key: NestedKey | None = "action_mask",
     ):
-        if not 0 <= eps_end <= eps_init <= 1:
-            raise ValueError(
-                f"Epsilon needs 0 <= eps_end <= eps_init <= 1, got {eps_end} and {eps_init}."
-            )
-        if annealing_num_steps <= 0:
-            raise ValueError(f"annealing_num_steps must be positive, got {annealing_num_steps}.")
+        c = EpsilonConfig(float(eps_init), float(eps_end), annealing_num_steps)
         if action_mask_key is not None and isinstance(spec, Bounded):
             raise ValueError(
                 "Continuous actions have no mask: set action_mask_key=None, got "
                 f"{action_mask_key!r}."
             )
-        super().__init__(
-            spec,
-            eps_init=float(eps_init),
-            eps_end=float(eps_end),
-            annealing_num_steps=annealing_num_steps,
-            action_mask_key=action_mask_key,
-        )
+        super().__init__(spec, action_mask_key=action_mask_key, **vars(c))
         self.out_keys = [*self.out_keys, keys.SOURCE]
 
     def anneal(self, frames: int) -> None:

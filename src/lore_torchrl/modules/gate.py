@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Binary
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import GateConfig
 from lore_torchrl.functional import two_hot_variance
-from lore_torchrl.modules.running_scale import RunningScale
 
 # The two-hot critic of DreamerV3 spans symexp(-20) to symexp(20) on an even symlog grid.
 _SYMLOG_RANGE = (-20.0, 20.0)
 
 # Disagreement is a mean over the entries of the latent, and falls below 1e-3 as they are learned.
 _LEAST_DISAGREEMENT = 1e-6
+
+
+class RunningScale(nn.Module):
+    r"""Divide by a running maximum that slowly forgets.
+
+    .. math::
+        s \leftarrow \max(\gamma\, s,\; \max_i x_i), \qquad \hat x = \min(x / s, 1)
+
+    Keyword Args:
+        decay: Forgetting :math:`\gamma` for each update, in ``(0, 1]``. Default: ``0.995``.
+        floor: Smallest scale, positive: keeps noise from being blown up to 1. Default: ``1e-3``.
+    """
+
+    scale: Tensor
+
+    def __init__(self, *, decay: float = 0.995, floor: float = 1e-3):
+        super().__init__()
+        self.decay, self.floor = decay, floor
+        self.register_buffer("scale", torch.tensor(float(floor)))
+
+    @torch.no_grad()
+    def update(self, value: Tensor) -> None:
+        """Take note of a batch of non-negative values of any shape."""
+        if not value.numel():
+            return
+        peak = torch.nan_to_num(value, nan=0.0, posinf=0.0).amax()
+        self.scale.copy_(torch.maximum((self.decay * self.scale).clamp_min(self.floor), peak))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the values on a scale from 0 to 1; what is not finite counts as 1."""
+        return torch.nan_to_num(value / self.scale, nan=1.0, posinf=1.0).clamp(0.0, 1.0)
 
 
 class GateOutput(NamedTuple):
@@ -38,9 +68,8 @@ class UncertaintyGate(nn.Module):
                   {w_H + w_V + w_D} \in [0, 1] \\
         \beta &= \beta_{\max}\, \sigma(\kappa (u - \tau))
 
-    The normalized entropy :math:`\hat H` is computed by the kind of policy
-    (:meth:`~lore_torchrl.policies.PolicyKind.entropy`), by its known maximum: a moving
-    scale would hide the very fall in entropy that should shut the gate. The variance of
+    The normalized entropy :math:`\hat H` is that of the kind of policy
+    (:meth:`~lore_torchrl.policies.PolicyKind.entropy`). The variance of
     the value, in symlog units, comes from the critic's own two-hot distribution or from a
     :class:`~lore_torchrl.modules.ValueEnsemble`; it and the disagreement are divided by a
     :class:`RunningScale`, of at least 1e-3 and 1e-6. Disagreement as in `Plan2Explore
@@ -52,23 +81,11 @@ class UncertaintyGate(nn.Module):
     in a loss, a gate counts as open from ``low`` on.
 
     Keyword Args:
-        beta_max: Largest weight :math:`\beta_{\max}`; ``0`` switches advice off.
-            A buffer: ``fill_`` it to schedule it. Default: ``1.0``.
-        kappa: Steepness :math:`\kappa`. Default: ``10.0``.
-        tau: Midpoint :math:`\tau` on the scale of :math:`u`. Default: ``0.5``.
-        entropy_weight: :math:`w_H`. Default: ``0.7``.
-        value_weight: :math:`w_V`. Default: ``0.3``.
-        disagreement_weight: :math:`w_D`. Default: ``0.0``.
-        hysteresis: ``(low, high)`` on the scale of :math:`u`, or ``None``. Default: ``None``.
-        warmup_steps: Calls over which :math:`\beta_{\max}` grows from zero, linearly.
-            Default: ``0``.
-        dropout: Probability that a row's :math:`\beta` is zeroed, in training only.
-            Default: ``0.0``.
-        scale_decay: Forgetting of the running scales. Default: ``0.995``.
-        value_source: ``"two_hot"`` computes the variance from the critic's logits ``[*B, K]``;
-            ``"ensemble"`` takes it as given, ``[*B, 1]``. Default: ``"two_hot"``.
-        value_key: Entry in which the critic or the ensemble writes them. Default: ``None``,
-            ``"state_value_logits"`` or ``"value_variance"``.
+        **settings: As of :class:`~lore_torchrl.configs.GateConfig`, which documents defaults and
+            limits. ``beta_max`` becomes a buffer: ``fill_`` it to schedule it. With
+            ``value_source="two_hot"`` the variance is computed from the critic's logits
+            ``state_value_logits``, ``[*B, K]``; ``"ensemble"`` takes it from ``value_variance``,
+            ``[*B, 1]``.
 
     Raises:
         ValueError: If a weight is negative, all are zero, or another value is out of range.
@@ -82,74 +99,31 @@ class UncertaintyGate(nn.Module):
     beta_max: Tensor
     steps: Tensor
 
-    def __init__(
-        self,
-        *,
-        beta_max: float = 1.0,
-        kappa: float = 10.0,
-        tau: float = 0.5,
-        entropy_weight: float = 0.7,
-        value_weight: float = 0.3,
-        disagreement_weight: float = 0.0,
-        hysteresis: tuple[float, float] | None = None,
-        warmup_steps: int = 0,
-        dropout: float = 0.0,
-        scale_decay: float = 0.995,
-        value_source: Literal["two_hot", "ensemble"] = "two_hot",
-        value_key: NestedKey | None = None,
-    ):
+    def __init__(self, **settings: Any):
         super().__init__()
-        weights = {
-            "entropy_weight": entropy_weight,
-            "value_weight": value_weight,
-            "disagreement_weight": disagreement_weight,
-        }
-        for name, weight in weights.items():
-            if not 0 <= weight < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {weight}.")
-        total = sum(weights.values())
-        if not total > 0:
-            raise ValueError(f"At least one of {', '.join(weights)} must be positive.")
-        if hysteresis is not None and not 0 <= hysteresis[0] <= hysteresis[1] <= 1:
-            raise ValueError(f"hysteresis needs 0 <= low <= high <= 1, got {hysteresis}.")
-        for name, value, holds in (
-            ("beta_max must be finite and not negative", beta_max, 0 <= beta_max < math.inf),
-            ("kappa must be positive and finite", kappa, 0 < kappa < math.inf),
-            ("tau must be finite", tau, math.isfinite(tau)),
-            ("warmup_steps must be finite and >= 0", warmup_steps, 0 <= warmup_steps < math.inf),
-            ("dropout must lie in [0, 1)", dropout, 0 <= dropout < 1),
-        ):
-            if not holds:
-                raise ValueError(f"{name}, got {value}.")
-        if value_source not in ("two_hot", "ensemble"):
-            raise ValueError(f"value_source must be 'two_hot' or 'ensemble', got {value_source!r}.")
-        if value_key is None:
-            value_key = "state_value_logits" if value_source == "two_hot" else "value_variance"
-        self.kappa = kappa
-        self.tau = tau
-        self.entropy_weight = entropy_weight / total
-        self.value_weight = value_weight / total
-        self.disagreement_weight = disagreement_weight / total
-        self.hysteresis = hysteresis
-        self.warmup_steps = warmup_steps
-        self.dropout = dropout
-        self.value_source = value_source
-        self.register_buffer("beta_max", torch.tensor(float(beta_max)))
+        c = GateConfig(**settings)
+        total = c.entropy_weight + c.value_weight + c.disagreement_weight
+        self.kappa, self.tau = c.kappa, c.tau
+        self.entropy_weight = c.entropy_weight / total
+        self.value_weight = c.value_weight / total
+        self.disagreement_weight = c.disagreement_weight / total
+        self.hysteresis = c.hysteresis
+        self.warmup_steps, self.dropout = c.warmup_steps, c.dropout
+        self.value_source = c.value_source
+        two_hot = c.value_source == "two_hot"
+        self.value_key = "state_value_logits" if two_hot else "value_variance"
+        self.register_buffer("beta_max", torch.tensor(float(c.beta_max)))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        if value_weight:
-            self.value_scale = RunningScale(decay=scale_decay)
-        if disagreement_weight:
-            self.disagreement_scale = RunningScale(decay=scale_decay, floor=_LEAST_DISAGREEMENT)
-        self.value_key = value_key
+        if c.value_weight:
+            self.value_scale = RunningScale(decay=c.scale_decay)
+        if c.disagreement_weight:
+            self.disagreement_scale = RunningScale(decay=c.scale_decay, floor=_LEAST_DISAGREEMENT)
         self.out_keys = [keys.UNCERTAINTY, keys.BETA]
-        if hysteresis is not None:
+        if c.hysteresis is not None:
             self.out_keys.append(("next", keys.GATE))
 
     def primer(self) -> TensorDictPrimer:
-        """Return the transform that carries the hysteresis from step to step.
-
-        Needed only with ``hysteresis``; append it to the environment that acts.
-        """
+        """Return the transform of the acting environment that carries the hysteresis."""
         return TensorDictPrimer(
             {keys.GATE: Binary(1, dtype=torch.bool)},
             random=False,
@@ -191,14 +165,7 @@ class UncertaintyGate(nn.Module):
         *,
         update: bool = False,
     ) -> dict[str, Tensor]:
-        """Return what each part adds to the uncertainty, by its name, each ``[*B, 1]``.
-
-        Args:
-            entropy: As in :meth:`evaluate`.
-            value_logits: As in :meth:`evaluate`.
-            disagreement: As in :meth:`evaluate`.
-            update: As in :meth:`evaluate`.
-        """
+        """Return what each part of :meth:`evaluate` adds to the uncertainty, by its name."""
         if entropy.shape[-1] != 1:
             raise ValueError(
                 "The gate takes the normalized entropy of the policy, [*B, 1], got "
@@ -249,7 +216,7 @@ class UncertaintyGate(nn.Module):
             active = uncertainty >= low
             if was_active is not None:
                 active = active & (was_active | (uncertainty >= high))
-            beta = torch.where(active, beta, torch.zeros_like(beta))
+            beta = torch.where(active, beta, 0.0)
         return GateOutput(uncertainty, beta, active)
 
     def carried(self, tensordict: TensorDictBase) -> Tensor | None:
@@ -275,7 +242,6 @@ class UncertaintyGate(nn.Module):
         return output
 
     def write(self, tensordict: TensorDictBase, output: GateOutput) -> None:
-        """Write an evaluation under the output keys."""
-        # Without hysteresis there is no entry for the last.
+        """Write an evaluation, its hysteresis too where there is one."""
         for key, value in zip(self.out_keys, output, strict=False):
             tensordict.set(key, value)

@@ -21,7 +21,7 @@ class ImaginationActor(TensorDictModuleBase):
     where :math:`c_\phi` passes the network's threshold, within the mixer's KL bound. It takes
     the actor's place in a Dreamer actor loss: the imagined actions are drawn from
     :math:`\pi_{imag}` by the actor's own head and scored by it, so that the gradient reaches the
-    actor alone; advice and weight are constants.
+    actor alone.
 
     Args:
         actor: Stock actor over ``state`` and ``belief``, of the mixer's kind of policy.
@@ -29,10 +29,7 @@ class ImaginationActor(TensorDictModuleBase):
         mixer: Mixes within its bound.
 
     Keyword Args:
-        beta_max: Largest weight, a buffer that may be scheduled.
-
-    Raises:
-        ValueError: If ``beta_max`` is negative.
+        beta_max: Largest weight, not negative; a buffer that may be scheduled.
     """
 
     beta_max: Tensor
@@ -46,27 +43,21 @@ class ImaginationActor(TensorDictModuleBase):
         beta_max: float,
     ):
         super().__init__()
-        if not beta_max >= 0:
-            raise ValueError(f"beta_max must not be negative, got {beta_max}.")
         self.actor = actor
         self.prior_net = prior_net
         self.mixer = mixer
         self.register_buffer("beta_max", torch.tensor(float(beta_max)))
         self.in_keys, self.out_keys = list(actor.in_keys), list(actor.out_keys)
 
-    @torch.no_grad()
-    def advice(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Return PriorNet's tempered logits ``[*B, K]`` and their weight ``[*B, 1]``."""
-        own = self.prior_net.fallback(*(tensordict.get(key) for key in self.prior_net.in_keys))
-        return self.mixer.temper(own.prior_logits), self.beta_max * own.weight
-
     def _mixed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Run the actor's network, and put the mixture in the place of its policy."""
-        advice = self.advice(tensordict)
+        with torch.no_grad():
+            own = self.prior_net.fallback(*(tensordict.get(key) for key in self.prior_net.in_keys))
+            tempered, weight = self.mixer.temper(own.prior_logits), self.beta_max * own.weight
         tensordict = self.actor.det_part(tensordict)
         policy_keys, kind = self.actor[-1].in_keys, self.mixer.policy
         policy = kind.read(*(tensordict.get(key) for key in policy_keys))
-        mixed = kind.entries(self.mixer.combine(policy, *advice))
+        mixed = kind.entries(self.mixer.combine(policy, tempered, weight))
         for key, value in zip(policy_keys, mixed, strict=True):
             tensordict.set(key, value)
         return tensordict

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import MixerConfig
 from lore_torchrl.modules.advice import AdviceBatch
 from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.policies import CategoricalPolicy, PolicyKind
@@ -51,9 +52,6 @@ class LogitMixer(nn.Module):
         mode: ``"logit"`` or ``"probability"``. Default: ``"logit"``.
         temperature: Shared :class:`TemperatureAligner`; ``None`` uses :math:`T = 1`. For a Gaussian
             policy its ``rate`` must be 0.
-        prior_logits_key: Default: ``"llm_prior_logits"``.
-        confidence_key: Default: ``"llm_confidence"``.
-        mask_key: Default: ``"llm_mask"``.
 
     Raises:
         ValueError: If ``max_kl`` is negative or NaN, ``mode`` is unknown, or the kind of policy
@@ -79,21 +77,14 @@ class LogitMixer(nn.Module):
         max_kl: float = 1.0,
         mode: Literal["logit", "probability"] = "logit",
         temperature: TemperatureAligner | None = None,
-        prior_logits_key: NestedKey = keys.PRIOR_LOGITS,
-        confidence_key: NestedKey = keys.CONFIDENCE,
-        mask_key: NestedKey = keys.MASK,
     ):
         super().__init__()
-        if not max_kl >= 0:
-            raise ValueError(f"max_kl must not be negative, got {max_kl}.")
-        if mode not in ("logit", "probability"):
-            raise ValueError(f"mode must be 'logit' or 'probability', got {mode!r}.")
+        MixerConfig(max_kl=max_kl, mode=mode)
         self.policy = CategoricalPolicy() if policy is None else policy
         self.policy.check_mixing(mode, aligned=temperature is not None and temperature.rate > 0)
         self.max_kl = float(max_kl)
         self.mode = mode
         self.temperature = temperature
-        self.advice_keys = (prior_logits_key, confidence_key, mask_key)
         self.out_keys = (*self.policy.mix_keys, keys.KL)
 
     def temper(self, prior_logits: Tensor) -> Tensor:
@@ -101,12 +92,7 @@ class LogitMixer(nn.Module):
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
     def check_advice(self, policy: Any, prior_logits: Tensor) -> None:
-        """Raise a ``ValueError`` if advice names other actions than a policy has.
-
-        Args:
-            policy: A policy.
-            prior_logits: Raw advice on it, shape ``[*B, K]``.
-        """
+        """Raise a ``ValueError`` if advice ``[*B, K]`` names other actions than a policy has."""
         wanted = self.policy.num_actions(policy)
         if prior_logits.shape[-1] != wanted:
             raise ValueError(
@@ -120,13 +106,7 @@ class LogitMixer(nn.Module):
 
     @torch.no_grad()
     def mix(self, policy: Any, advice: AdviceBatch, beta: Tensor) -> Mixture:
-        """Mix and measure.
-
-        Args:
-            policy: A policy.
-            advice: Advice on it.
-            beta: Weight asked for, shape ``[*B, 1]``.
-        """
+        """Mix a policy with advice on it, of the weight ``beta``, ``[*B, 1]``, and measure."""
         weight = beta * advice.weight
         mixed = self.combine(policy, self.temper(advice.prior_logits), weight)
         kl = self.policy.divergence(mixed, self.policy.precise(policy)).unsqueeze(-1)

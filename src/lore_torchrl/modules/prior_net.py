@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torchrl.modules import DreamerV3MLP
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import PriorNetConfig
 from lore_torchrl.functional import categorical_kl, masked_mean
 from lore_torchrl.modules.advice import AdviceBatch
 
@@ -20,21 +23,18 @@ class PriorNet(nn.Module):
 
     over stochastic state :math:`s` and belief :math:`h`. :math:`c_\phi` is trained to be
     the advisor's confidence where the most likely action under :math:`\rho_\phi` is the
-    advisor's first choice, and 0 where it is not (:meth:`loss`): of an advisor that is sure,
-    the probability of its first choice. Policy distillation: https://arxiv.org/abs/1511.06295.
+    advisor's first choice, and 0 where it is not (:meth:`loss`). Policy distillation: https://arxiv.org/abs/1511.06295.
 
     Args:
         in_features: Size of state and belief together.
         num_actions: Number of actions :math:`A`.
 
     Keyword Args:
-        depth: Hidden layers. Default: ``2``.
-        num_cells: Width of each. Default: ``64``.
-        threshold: Least confidence at which a prediction is used, in ``[0, 1]``.
-            Default: ``0.7``.
+        **settings: As of :class:`~lore_torchrl.configs.PriorNetConfig`, which documents defaults
+            and limits.
 
     Raises:
-        ValueError: If ``threshold`` is outside ``[0, 1]`` or a size is not positive.
+        ValueError: If there are fewer than two actions, or a setting is out of range.
 
     Examples:
         >>> net = PriorNet(6, 3, num_cells=8)
@@ -43,32 +43,15 @@ class PriorNet(nn.Module):
         (torch.Size([2, 3]), [0.5, 0.5])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        num_actions: int,
-        *,
-        depth: int = 2,
-        num_cells: int = 64,
-        threshold: float = 0.7,
-    ):
+    def __init__(self, in_features: int, num_actions: int, **settings: Any):
         super().__init__()
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold is a confidence in [0, 1], got {threshold}.")
-        for name, size in (
-            ("in_features", in_features),
-            ("depth", depth),
-            ("num_cells", num_cells),
-        ):
-            if size < 1:
-                raise ValueError(f"{name} must be positive, got {size}.")
+        c = PriorNetConfig(**settings)
         if num_actions < 2:
             raise ValueError(f"num_actions must be at least 2, got {num_actions}.")
-        self.num_actions = num_actions
-        self.threshold = threshold
+        self.num_actions, self.threshold = num_actions, c.threshold
         # Zero output: no opinion and a confidence of one half before the first advice.
         self.network = DreamerV3MLP(
-            in_features, num_actions + 1, depth, num_cells, outscale=0.0, norm_eps=1e-4
+            in_features, num_actions + 1, c.depth, c.num_cells, outscale=0.0, norm_eps=1e-4
         )
         self.in_keys = ["state", "belief"]
         self.out_keys = [keys.PRIOR_NET_LOGITS, keys.PRIOR_NET_CONFIDENCE]
@@ -86,11 +69,7 @@ class PriorNet(nn.Module):
 
     @torch.no_grad()
     def usable(self, own: tuple[Tensor, Tensor]) -> AdviceBatch:
-        """Return the network's advice where it is sure enough; a broken network gives none.
-
-        Args:
-            own: What :meth:`advise` returned.
-        """
+        """Return what :meth:`advise` said where it is sure enough; NaN is no advice."""
         return AdviceBatch.clean(*own, own[1] >= self.threshold)
 
     def fallback(self, state: Tensor, belief: Tensor) -> AdviceBatch:

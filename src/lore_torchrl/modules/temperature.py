@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from lore_torchrl.configs.lore import TemperatureConfig
 from lore_torchrl.functional import align_temperature
 
 
@@ -16,21 +19,12 @@ class TemperatureAligner(nn.Module):
         T^\star = \arg\min_T \mathrm{mean}\,
             \mathrm{KL}(\pi_{wm} \,\|\, \mathrm{softmax}(\ell_{llm} / T))
 
-    The mean runs over the advised states of the call (a replay batch, in
-    :class:`~lore_torchrl.objectives.LoReActorLoss`). A uniform, untrained policy drives
-    :math:`T` to its upper bound: nothing sharper is closer to it.
-
-    Temperature scaling: https://arxiv.org/abs/1706.04599.
+    The mean runs over the advised states of the call, a replay batch in
+    :class:`~lore_torchrl.objectives.LoReActorLoss`. Temperature scaling: https://arxiv.org/abs/1706.04599.
 
     Keyword Args:
-        minimum: Lower bound :math:`T_{\min} > 0`. Default: ``0.5``.
-        maximum: Upper bound :math:`T_{\max} \ge T_{\min}`. Default: ``2.0``.
-        init: First temperature. Default: ``1.0``.
-        rate: Weight :math:`r` of the new estimate, in ``(0, 1]``, in log space.
-            ``0`` holds the temperature at ``init``. Default: ``0.0``.
-
-    Raises:
-        ValueError: If a bound, the rate or the first temperature is out of range.
+        **settings: As of :class:`~lore_torchrl.configs.TemperatureConfig`, which documents defaults
+            and limits.
 
     Examples:
         >>> aligner = TemperatureAligner(rate=1.0, minimum=0.1, maximum=10.0)
@@ -42,36 +36,17 @@ class TemperatureAligner(nn.Module):
 
     temperature: Tensor
 
-    def __init__(
-        self,
-        *,
-        minimum: float = 0.5,
-        maximum: float = 2.0,
-        init: float = 1.0,
-        rate: float = 0.0,
-    ):
+    def __init__(self, **settings: Any):
         super().__init__()
-        if not 0 < minimum <= maximum:
-            raise ValueError(
-                f"Temperature bounds need 0 < minimum <= maximum, got {minimum} and {maximum}."
-            )
-        if not minimum <= init <= maximum:
-            raise ValueError(f"init={init} lies outside [{minimum}, {maximum}].")
-        if not 0 <= rate <= 1:
-            raise ValueError(f"rate must lie in [0, 1], got {rate}.")
-        self.minimum = minimum
-        self.maximum = maximum
-        self.rate = rate
-        self.register_buffer("temperature", torch.tensor(float(init)))
+        c = TemperatureConfig(**settings)
+        self.minimum, self.maximum, self.rate = c.minimum, c.maximum, c.rate
+        self.register_buffer("temperature", torch.tensor(float(c.init)))
 
     @torch.no_grad()
     def update(self, log_p: Tensor, prior_logits: Tensor, valid: Tensor) -> None:
         """Move the temperature towards the optimum of this batch, if it holds advice.
 
-        Args:
-            log_p: Normalized policy log-probabilities, shape ``[N, A]``.
-            prior_logits: Centered advice, shape ``[N, A]``.
-            valid: Rows that carry advice, boolean, shape ``[N, 1]``.
+        Arguments are as of :func:`~lore_torchrl.functional.align_temperature`.
         """
         if not self.rate:
             return

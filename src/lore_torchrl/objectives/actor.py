@@ -14,14 +14,13 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
 from lore_torchrl.configs.lore import LossConfig
-from lore_torchrl.functional import linear_schedule, masked_mean, step_multiplier
+from lore_torchrl.functional import masked_mean
 from lore_torchrl.modules.advice import AdviceBatch, read_advice
-from lore_torchrl.modules.disagreement import LatentDisagreement
+from lore_torchrl.modules.ensembles import LatentDisagreement, ValueEnsemble
 from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
-from lore_torchrl.modules.value_ensemble import ValueEnsemble
 from lore_torchrl.objectives.imitation import imitation_weight
 
 # Sums of weights below this are divided by as much, so that one small gain in a batch does not
@@ -32,19 +31,15 @@ _LEAST_WEIGHT = 1.0
 class LoReActorLoss(LossModule):
     r"""Wrap a Dreamer actor loss with self-imitation, gated KL terms and a Lagrange multiplier.
 
-    The stock loss is computed first and returned, times ``actor_weight``. On real posterior states
-    :math:`s_t`, with the executed action :math:`a_t`, its lambda return :math:`G_t` and the real
-    return :math:`R_t` of its episode, a step is imitated by what it gained over the critic
-    (self-imitation, https://arxiv.org/abs/1806.05635), whoever chose it:
+    The stock loss is computed first and returned, times ``actor_weight``. On real posterior
+    states :math:`s_t`, with the executed action :math:`a_t`, whoever chose it, it adds
 
     .. math::
-        f_t &= \mathrm{clip}\bigl((G_t - V(s_t)) / S, 0, 1\bigr)
-            \text{ if } (R_t - V(s_t)) / S > \theta \text{ else } 0 \\
-        \mathtt{loss\_lore\_imitation} &= -\lambda_f
+        \mathtt{loss\_lore\_imitation} = -\lambda_f
             \frac{\sum_t f_t \log \pi_{wm}(a_t | s_t)}{\max(1, \sum_t f_t)}
 
-    with :math:`S` the wrapped loss's span of returns
-    (:func:`~lore_torchrl.objectives.imitation_weight`). On states that carry advice, with
+    with :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight` and its scale the
+    wrapped loss's span of returns. On states that carry advice, with
     weight :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
     advised states, weighed by :math:`f` on steps that took the advice's first choice and by 0
@@ -71,17 +66,12 @@ class LoReActorLoss(LossModule):
     With a ``prior_net`` its advice is used where the advisor gave none, here and, with
     ``beta_imagine_max``, in imagination (:class:`~lore_torchrl.modules.ImaginationActor`).
 
-    With a Gaussian policy :math:`\rho` and :math:`\pi_{mix}` are Gaussian too
-    (:class:`~lore_torchrl.policies.GaussianPolicy`); the terms are the same.
-
-    Constrained policy updates: https://arxiv.org/abs/1502.05477. Imagination and the
-    stock objective: https://arxiv.org/abs/2301.04104.
+    Constrained policy updates: https://arxiv.org/abs/1502.05477.
 
     Args:
         actor_loss: Stock :class:`~torchrl.objectives.DreamerV3ActorLoss` or
             :class:`~torchrl.objectives.DreamerActorLoss`, with a stock actor of the mixer's kind of
             policy.
-
         config: Weights :math:`\lambda_f, \lambda_\rho, \beta_b, \lambda_d`, threshold, multiplier
             and bound, each documented there. Default: ``LossConfig()``.
 
@@ -92,14 +82,12 @@ class LoReActorLoss(LossModule):
             Needed for the constraint, distillation and a Gaussian actor. Default: ``None``, a
             ``LogitMixer()``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
-        disagreement: Ensemble for the gate, where its ``disagreement_weight`` is
-            positive. Default: ``None``.
+        disagreement: Ensemble for a gate that weighs it. Default: ``None``.
         value_ensemble: Ensemble for a gate whose ``value_source`` is ``"ensemble"``.
             Default: ``None``, the critic.
 
     Raises:
-        TypeError: If ``actor_loss`` is not a stock Dreamer actor loss, or its actor not a stock
-            one.
+        TypeError: If ``actor_loss`` or its actor is not a stock one.
         ValueError: If a term lacks a part that it needs, or the mixer is for another kind of
             policy. In ``forward``, if the advice names another number of actions.
         KeyError: In ``forward``, if a term is on and there is no advice, or not what belongs to
@@ -110,34 +98,16 @@ class LoReActorLoss(LossModule):
     LoRe terms, of the same states: ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence``
     ``[*B, 1]`` and ``llm_mask`` ``[*B, 1]``, and for the imitation ``action`` ``[*B, A]``, what
     was executed there, and ``lore_return`` ``[*B, 1]``, what followed, NaN where it is not
-    known. ``lore_lambda_return`` is taken for :math:`G` where it is there. Rename entries with
-    :meth:`set_keys`; what the wrapped loss knows is passed on to it.
+    known. ``lore_lambda_return`` is taken for :math:`G` where it is there. :meth:`set_keys`
+    renames the latent entries, and what the wrapped loss knows.
     """
 
     @dataclass
     class _AcceptedKeys:
-        """Configurable tensordict keys.
-
-        Attributes:
-            state (NestedKey): Stochastic latent state. Default: ``"state"``.
-            belief (NestedKey): Deterministic latent state. Default: ``"belief"``.
-            prior_logits (NestedKey): Raw advice. Default: ``"llm_prior_logits"``.
-            confidence (NestedKey): Its confidence. Default: ``"llm_confidence"``.
-            mask (NestedKey): Where there is advice. Default: ``"llm_mask"``.
-            executed (NestedKey): Action taken in the state. Default: ``"action"``.
-            lore_return (NestedKey): Real return from the state on. Default: ``"lore_return"``.
-            lambda_return (NestedKey): Lambda return from it on.
-                Default: ``"lore_lambda_return"``.
-        """
+        """The latent entries, by the names of the wrapped loss."""
 
         state: NestedKey = "state"
         belief: NestedKey = "belief"
-        prior_logits: NestedKey = keys.PRIOR_LOGITS
-        confidence: NestedKey = keys.CONFIDENCE
-        mask: NestedKey = keys.MASK
-        executed: NestedKey = "action"
-        lore_return: NestedKey = keys.RETURN
-        lambda_return: NestedKey = keys.LAMBDA_RETURN
 
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
@@ -181,10 +151,8 @@ class LoReActorLoss(LossModule):
                     "as value_ensemble with 'ensemble', and None with 'two_hot'."
                 )
             if gate.disagreement_weight and disagreement is None:
-                raise ValueError(
-                    f"The gate has disagreement_weight={gate.disagreement_weight}: pass "
-                    "disagreement."
-                )
+                rule = f"disagreement_weight={gate.disagreement_weight}: pass disagreement."
+                raise ValueError(f"The gate has {rule}")
         if c.beta_imagine_max and (prior_net is None or mixer is None):
             raise ValueError("beta_imagine_max needs prior_net and the policy's mixer.")
         mixer = LogitMixer() if mixer is None else mixer
@@ -202,10 +170,10 @@ class LoReActorLoss(LossModule):
         self.value_ensemble = value_ensemble
         # Whether a composed loss hands over the advice, which the input then lacks.
         self.composed = False
+        delta_end = c.delta if c.delta_end is None else c.delta_end
         self.register_buffer("multiplier", torch.tensor(float(c.multiplier_init)))
         self.register_buffer("multiplier_max", torch.tensor(float(c.multiplier_max)))
         self.register_buffer("delta", torch.tensor(float(c.delta)))
-        delta_end = c.delta if c.delta_end is None else c.delta_end
         self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
@@ -247,7 +215,7 @@ class LoReActorLoss(LossModule):
         return self.actor_loss.make_value_estimator(value_type, **hyperparams)
 
     def set_keys(self, **kwargs: NestedKey | None) -> None:
-        """Rename entries here and, where it knows them too, in the wrapped loss."""
+        """Rename entries here and in the wrapped loss, wherever they are known."""
         own = self._AcceptedKeys.__dataclass_fields__
         inner = self.actor_loss._AcceptedKeys.__dataclass_fields__
         unknown = [name for name in kwargs if name not in own and name not in inner]
@@ -264,7 +232,10 @@ class LoReActorLoss(LossModule):
 
     def current_delta(self) -> Tensor:
         r"""Return :math:`\delta` at this point of its schedule."""
-        return linear_schedule(self.updates, self.delta, self.delta_end, self.config.delta_steps)
+        if not self.config.delta_steps:
+            return self.delta_end
+        progress = (self.updates / self.config.delta_steps).clamp(max=1.0)
+        return self.delta + (self.delta_end - self.delta) * progress
 
     def return_scale(self) -> Tensor | float:
         r"""Return :math:`S`, by which the wrapped loss divides its advantages, or 1."""
@@ -274,10 +245,9 @@ class LoReActorLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
-        tk = self.tensor_keys
-        advice = read_advice(tensordict, (tk.prior_logits, tk.confidence, tk.mask))
+        advice = read_advice(tensordict)
         if advice is not None:
-            needed = (tk.executed, tk.lore_return) if self.config.imitation_weight else ()
+            needed = ("action", keys.RETURN) if self.config.imitation_weight else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
                 raise KeyError(
@@ -287,9 +257,9 @@ class LoReActorLoss(LossModule):
                 )
         elif self.active and not self.composed:
             raise KeyError(
-                f"LoRe's terms are on, and there is no {tk.prior_logits!r} beside {tk.state!r}. "
-                "In DreamerV3 use LoReDreamerV3Loss in place of DreamerV3Loss; elsewhere keep the "
-                "advice in replay, and keep it at the root, not under 'next' alone."
+                f"LoRe's terms are on, and there is no {keys.PRIOR_LOGITS!r} beside the latent "
+                "state. In DreamerV3 use LoReDreamerV3Loss in place of DreamerV3Loss; elsewhere "
+                "keep the advice in replay, and keep it at the root, not under 'next' alone."
             )
         losses, imagined = self.actor_loss(tensordict)
         if self.config.actor_weight != 1.0:
@@ -311,8 +281,7 @@ class LoReActorLoss(LossModule):
         """Compute the LoRe terms on real states, and how much each step is imitated.
 
         Args:
-            tensordict: ``state``, ``belief``, the three advice entries, the executed action
-                and the return, aligned, with any batch shape. Latent features are detached.
+            tensordict: As of :meth:`forward`, with any batch shape. Latent features are detached.
             advice: The advice, if it has been read and completed already. Default: ``None``.
             stored: Steps that are imitated in place of those, with ``state``, ``belief``,
                 action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
@@ -326,7 +295,7 @@ class LoReActorLoss(LossModule):
         """
         if not self.active:
             return TensorDict({}, []), None
-        tk, kind, terms, gains = self.tensor_keys, self.mixer.policy, {}, None
+        kind, terms, gains = self.mixer.policy, {}, None
         policy = followed = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
@@ -336,19 +305,22 @@ class LoReActorLoss(LossModule):
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
                 weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
-            log_prob = kind.log_prob(acting, steps.get(tk.executed))
+            log_prob = kind.log_prob(acting, steps.get("action"))
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()
         if self.advised:
             if advice is None:
-                advice = self._advice(tensordict)
+                advice = AdviceBatch.clean(*read_advice(tensordict))
+                if self.prior_net is not None:
+                    latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+                    advice = advice.completed(self.prior_net.fallback(*latent))
             self.mixer.check_advice(policy, advice.prior_logits)
             if advice.learned is not None:
                 terms["lore_learned"] = advice.learned.float().mean()
             if self.config.imitation_weight:
                 first = advice.prior_logits.argmax(-1, keepdim=True)
-                taken = kind.nearest(tensordict.get(tk.executed))
+                taken = kind.nearest(tensordict.get("action"))
                 followed = gains * (taken == first).squeeze(-1)
             terms |= self._advised_terms(tensordict, policy, advice, followed)
         if self.training:
@@ -364,26 +336,16 @@ class LoReActorLoss(LossModule):
         features = tensordict.select(*self.actor_model.in_keys).detach()
         return self.mixer.policy.of(self.actor_model.get_dist(features))
 
-    def _advice(self, tensordict: TensorDictBase) -> AdviceBatch:
-        """Return the advice of each state, PriorNet's where the advisor gave none."""
-        tk = self.tensor_keys
-        raw = (tensordict.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
-        advice = AdviceBatch.clean(*raw)
-        if self.prior_net is None:
-            return advice
-        latent = (tensordict.get(key) for key in self.prior_net.in_keys)
-        return advice.completed(self.prior_net.fallback(*latent))
-
     @torch.no_grad()
     def _gains(self, tensordict: TensorDictBase) -> Tensor:
         """Return :math:`f` of each state, ``[*B]``."""
-        tk, critic = self.tensor_keys, self.value_model
+        critic = self.value_model
         key = self.actor_loss.tensor_keys.value
         value = tensordict.get(key, None)
         if value is None:
             value = critic(tensordict.select(*critic.in_keys)).get(key)
-        real = tensordict.get(tk.lore_return).reshape(value.shape)
-        returns = tensordict.get(tk.lambda_return, real).reshape(value.shape)
+        real = tensordict.get(keys.RETURN).reshape(value.shape)
+        returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
         scale, threshold = self.return_scale(), self.config.imitation_threshold
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
 
@@ -445,9 +407,9 @@ class LoReActorLoss(LossModule):
             delta = self.current_delta()
             terms["loss_lore_constraint"] = self.multiplier.clone() * (kl - delta).clamp_min(0.0)
             if self.training:
-                violation = torch.where(counted.any(), kl.detach() - delta, torch.zeros_like(delta))
-                rate_and_max = (c.multiplier_lr, self.multiplier_max)
-                self.multiplier.copy_(step_multiplier(self.multiplier, violation, *rate_and_max))
+                violation = torch.where(counted.any(), kl.detach() - delta, 0.0)
+                moved = (self.multiplier + c.multiplier_lr * violation).clamp_min(0.0)
+                self.multiplier.copy_(torch.minimum(moved, self.multiplier_max))
             terms["lore_delta"] = delta
             terms["lore_multiplier"] = self.multiplier
         if aligner is not None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.objectives import DreamerV3Loss, DreamerV3ModelLoss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
-from lore_torchrl.modules import AdviceBatch
+from lore_torchrl.modules.advice import AdviceBatch, read_advice
 from lore_torchrl.objectives.actor import LoReActorLoss
 from lore_torchrl.objectives.imitation import replay_returns
 
@@ -30,20 +29,16 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     ``("next", "llm_prior_logits")`` is the advice for that observation. The stock
     objective is computed by ``super().forward`` and is not changed.
 
-    Goes through :class:`~torchrl.trainers.algorithms.DreamerV3OptimizationStepper`,
-    compiled or captured, like the stock class.
-
     Args:
         model_loss: Stock world-model objective.
         actor_loss: :class:`LoReActorLoss` around the stock imagination objective.
         value_loss: Stock critic objective.
 
     Keyword Args:
-        replay_value_loss_weight: As in the stock class. Default: ``0.3``.
-        continuation_horizon: As in the stock class. Default: ``333.0``.
-        lmbda: As in the stock class, and for the returns that are imitated. Default: ``0.95``.
         gamma: Discount that the stock losses are set to; the returns that are imitated are
             discounted by ``gamma * (1 - 1 / continuation_horizon)``. Default: ``1.0``.
+        **settings: As in the stock class; its ``continuation_horizon`` and ``lmbda`` are those of
+            the returns that are imitated too.
 
     What the actor loss holds beside the actor learns here too, on the posterior states:
     ``prior_net`` the advice, ``disagreement`` what comes next, ``value_ensemble`` the returns.
@@ -55,64 +50,29 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
 
-    @dataclass
-    class _AcceptedKeys(DreamerV3Loss._AcceptedKeys):
-        """Stock keys, and the advice entries read under ``"next"``.
-
-        Attributes:
-            prior_logits (NestedKey): Default: ``"llm_prior_logits"``.
-            confidence (NestedKey): Default: ``"llm_confidence"``.
-            mask (NestedKey): Default: ``"llm_mask"``.
-            stored (NestedKey): Steps of an :class:`~lore_torchrl.replay.ImitationSampler`, imitated
-                in place of the sample's own; not needed. Default: ``"lore_imitation"``.
-            lore_return (NestedKey): Real return of each record; the lambda return where the
-                sample has none. Default: ``"lore_return"``.
-        """
-
-        prior_logits: NestedKey = keys.PRIOR_LOGITS
-        confidence: NestedKey = keys.CONFIDENCE
-        mask: NestedKey = keys.MASK
-        lore_return: NestedKey = keys.RETURN
-        stored: NestedKey = keys.IMITATION
-
-    tensor_keys: _AcceptedKeys
-    default_keys = _AcceptedKeys
-
     def __init__(
         self,
         model_loss: DreamerV3ModelLoss,
         actor_loss: LoReActorLoss,
         value_loss: DreamerV3ValueLoss,
         *,
-        replay_value_loss_weight: float = 0.3,
-        continuation_horizon: float = 333.0,
-        lmbda: float = 0.95,
         gamma: float = 1.0,
+        **settings: Any,
     ):
         if not isinstance(actor_loss, LoReActorLoss):
             raise TypeError(
                 f"actor_loss must be a LoReActorLoss, got {type(actor_loss).__name__}: wrap the "
                 "stock actor loss in LoReActorLoss(...) first."
             )
-        super().__init__(
-            model_loss,
-            actor_loss,
-            value_loss,
-            replay_value_loss_weight=replay_value_loss_weight,
-            continuation_horizon=continuation_horizon,
-            lmbda=lmbda,
-        )
+        super().__init__(model_loss, actor_loss, value_loss, **settings)
         actor_loss.composed = True
-        self.discount = gamma * (1.0 - 1.0 / continuation_horizon)
+        self.discount = gamma * (1.0 - 1.0 / self.continuation_horizon)
 
     def load_stock_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load the state of a stock :class:`~torchrl.objectives.DreamerV3Loss`.
+        """Load the ``state_dict()`` of a stock loss with the same networks.
 
         World model, actor, critic and return normalization are those of the checkpoint; what is
         LoRe's own stays as it is.
-
-        Args:
-            state_dict: What the ``state_dict()`` of a stock loss with the same networks returned.
 
         Raises:
             RuntimeError: If an entry is missing, unknown, or has another shape.
@@ -126,31 +86,20 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         finally:
             self.actor_loss, inner.actor_model = lore, imagining
 
-    def _advice_keys(self) -> dict[str, NestedKey]:
-        return {
-            name: unravel_key(("next", getattr(self.tensor_keys, name)))
-            for name in ("prior_logits", "confidence", "mask")
-        }
-
     @property
     def in_keys(self) -> list[NestedKey]:
         """The stock inputs and, under ``"next"``, the advice entries and the return."""
-        own = [*self._advice_keys().values()]
+        own = [("next", key) for key in keys.ADVICE_KEYS]
         if self._needs_returns:
-            own.append(unravel_key(("next", self.tensor_keys.lore_return)))
+            own.append(("next", keys.RETURN))
         if self.actor_loss.config.imitation_weight:
-            own.append(self.tensor_keys.stored)
+            own.append(keys.IMITATION)
         return [*_stock_in_keys(self), *own]
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
-        """Compute the stock objectives and LoRe's terms.
+        """Return what the stock class does, with ``loss_lore_*`` and LoRe's metrics.
 
-        Args:
-            sample: Real transition sequences ``[batch, time]`` with advice under
-                ``"next"``.
-
-        Returns:
-            What the stock class returns, with ``loss_lore_*`` and LoRe's metrics.
+        The sample holds sequences ``[batch, time]`` with advice under ``"next"``.
         """
         result = super().forward(sample)
         context, actor_loss = result.get(self.tensor_keys.replay_context), self.actor_loss
@@ -164,8 +113,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = self._advised(context, sample)
         tk = actor_loss.tensor_keys
         latent = [advised.get(key) for key in (tk.state, tk.belief)]
-        raw = (advised.get(key) for key in (tk.prior_logits, tk.confidence, tk.mask))
-        advice = AdviceBatch.clean(*raw)
+        advice = AdviceBatch.clean(*read_advice(advised))
         if net is not None:
             logits, raw_confidence = net.predict(*latent)
             result.update(net.loss((logits, raw_confidence), advice))
@@ -177,8 +125,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if self._needs_returns:
             self._add_returns(advised, sample)
         if ensemble is not None:
-            result.update(ensemble.loss(*latent, advised.get(tk.lambda_return)))
-        terms, gains = actor_loss.weigh(advised, advice, sample.get(self.tensor_keys.stored, None))
+            result.update(ensemble.loss(*latent, advised.get(keys.LAMBDA_RETURN)))
+        terms, gains = actor_loss.weigh(advised, advice, sample.get(keys.IMITATION, None))
         if gains is not None:
             context.set(keys.IMITATION_WEIGHT, gains.unsqueeze(-1))
         return result.update(terms)
@@ -191,14 +139,14 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     @torch.no_grad()
     def _add_returns(self, advised: TensorDictBase, sample: TensorDictBase) -> None:
         """Write the critic's value, the action executed in each state and what it returned."""
-        tk, names = self.actor_loss.tensor_keys, self.value_loss.tensor_keys
+        names = self.value_loss.tensor_keys
         critic = self.actor_loss.value_model
         # The gate wants the critic's logits for the same states.
         advised.update(critic(advised.select(*critic.in_keys)))
         value = advised.get(self.actor_loss.actor_loss.tensor_keys.value)
         reward, done, terminated, known = (
             sample.get(("next", key), None)
-            for key in (names.reward, names.done, names.terminated, self.tensor_keys.lore_return)
+            for key in (names.reward, names.done, names.terminated, keys.RETURN)
         )
         returns = replay_returns(
             value,
@@ -209,10 +157,10 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             gamma=self.discount,
             lmbda=self.lmbda,
         )
-        advised.set(tk.lambda_return, returns)
-        advised.set(tk.lore_return, returns if known is None else known.reshape(value.shape))
+        advised.set(keys.LAMBDA_RETURN, returns)
+        advised.set(keys.RETURN, returns if known is None else known.reshape(value.shape))
         # What is done at posterior t is in record t + 1.
-        advised.set(tk.executed, self._action(sample).roll(-1, dims=1))
+        advised.set("action", self._action(sample).roll(-1, dims=1))
 
     def _action(self, sample: TensorDictBase) -> Tensor:
         """Return the recorded actions; DreamerV1's actor loss has no name for them."""
@@ -224,16 +172,15 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
-        for name, key in self._advice_keys().items():
-            value = sample.get(key, None)
+        for key in keys.ADVICE_KEYS:
+            value = sample.get(("next", key), None)
             if value is None:
                 raise KeyError(
-                    f"The sample has no {key!r}. Is the advice transform on the environment that "
-                    "collects (env = lore.advise(env), or env = env.append_transform(...))? Then "
-                    "keep the entries in replay: add them to the collector's SelectTransform and "
-                    "to the warm-up sample."
+                    f"The sample has no {('next', key)!r}. Is the advice transform on the "
+                    "environment that collects (env = lore.advise(env))? Then keep the entries in "
+                    "replay: add them to the collector's SelectTransform and to the warm-up sample."
                 )
-            if name == "mask":
+            if key == keys.MASK:
                 value = value.reshape(*sample.batch_size, 1)
-            advised.set(getattr(actor_keys, name), value)
+            advised.set(key, value)
         return advised

@@ -24,11 +24,8 @@ def replay_returns(
             (1 - \lambda) V(s_{t+1}) + \lambda G_{t+1}\bigr), \qquad G_T = V(s_T)
 
     with :math:`d` where the episode terminates; where it is truncated the brackets hold
-    :math:`V(s_{t+1})` alone.
-
-    The posterior at index :math:`t` has seen the observation under ``"next"`` of record
-    :math:`t`; what is done there, and its reward, are in record :math:`t + 1`. TD(lambda):
-    https://arxiv.org/abs/1506.02438.
+    :math:`V(s_{t+1})` alone. What is done at posterior :math:`t`, and its reward, are in record
+    :math:`t + 1`. TD(lambda): https://arxiv.org/abs/1506.02438.
 
     Args:
         value: Critic's value of each posterior :math:`V(s_t)`, ``[N, T, 1]``.
@@ -73,8 +70,7 @@ def imitation_weight(
     The real return :math:`R_t` decides whether the step is imitated at all: it belongs to an
     episode that ended better than the critic expected. The lambda return :math:`G_t` decides
     how much: it tells the steps that brought the critic's value up from those that did not.
-    The threshold keeps the noise of an untrained critic from being imitated. Self-imitation
-    learning: https://arxiv.org/abs/1806.05635.
+    Self-imitation learning: https://arxiv.org/abs/1806.05635.
 
     Args:
         returns: :math:`G_t`, any shape; 0 is returned where it is not finite.

@@ -14,10 +14,6 @@ class PolicyKind(nn.Module, ABC):
     r"""All that depends on whether a policy is categorical or Gaussian.
 
     An advisor proposes a distribution over :math:`K` *named* actions, as logits ``[*B, K]``.
-    A kind says what this means for a policy: how it becomes a policy itself, how far a policy
-    may lean towards it, and which named action an executed one is. Mixer, gate, actors and
-    losses hold a kind and know no more of it than this class.
-
     A *policy* is what the kind's own :meth:`of` and :meth:`read` return: something with
     ``detach()``, ``to(dtype)`` and ``dtype``. Nothing here waits for the device or makes a
     shape depend on values; random numbers are drawn in :meth:`draw` alone.
@@ -73,44 +69,24 @@ class PolicyKind(nn.Module, ABC):
     def combine(
         self, policy: Any, tempered: Tensor, weight: Tensor, *, max_kl: float, mode: str
     ) -> Any:
-        """Lean a policy towards advice, within a KL bound; the gradient passes the policy alone.
+        """Return a policy leaned towards advice, in float32 or better, within ``max_kl`` nats.
 
-        Args:
-            policy: A policy ``[*B]``, of any floating dtype.
-            tempered: Finite, centered advice divided by its temperature, ``[*B, K]``.
-            weight: Weight asked for, confidence included, not negative, ``[*B, 1]``.
-
-        Keyword Args:
-            max_kl: Bound in nats; ``math.inf`` for none.
-            mode: As in :class:`~lore_torchrl.modules.LogitMixer`.
-
-        Returns:
-            The mixture, in float32 or better.
+        The gradient passes the policy alone. ``tempered`` is finite, centered advice divided by its
+        temperature, ``[*B, K]``; ``weight`` includes confidence and is not negative, ``[*B, 1]``;
+        ``mode`` is that of :class:`~lore_torchrl.modules.LogitMixer`.
         """
 
     @abstractmethod
     def draw(self, mixture: Any, policy: Any, random: bool) -> tuple[Tensor, Tensor]:
-        """Pick from mixture and policy with the same random numbers.
+        """Pick from mixture and policy, of one dtype, with the same random numbers.
 
-        Args:
-            mixture: The mixture, in the policy's dtype.
-            policy: The policy.
-            random: Whether to sample; ``False`` picks the mode.
-
-        Returns:
-            What the mixture picks, for :meth:`act`, and where its named action is not the one
-            that the policy would have picked, boolean ``[*B, 1]``.
+        Return what the mixture picks, for :meth:`act`, and where its named action is not the one
+        that the policy would have picked, boolean ``[*B, 1]``. Not ``random`` picks the mode.
         """
 
     @abstractmethod
     def act(self, head: nn.Module, mixture: Any, choice: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the action of a choice, ``[*B, A]``, and its log-probability ``[*B]``.
-
-        Args:
-            head: Probabilistic module that the actor ends in.
-            mixture: As in :meth:`draw`.
-            choice: What :meth:`draw` returned.
-        """
+        """Return the action of what :meth:`draw` picked, ``[*B, A]``, and its log-probability."""
 
     @abstractmethod
     def divergence(self, first: Any, second: Any) -> Tensor:
@@ -136,14 +112,7 @@ class PolicyKind(nn.Module, ABC):
     def disagreement(
         self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Any
     ) -> Tensor:
-        """Return how much an ensemble disagrees about the policy's next step, ``[*B, 1]``.
-
-        Args:
-            ensemble: A :class:`~lore_torchrl.modules.LatentDisagreement`.
-            state: Stochastic state, ``[*B, S]``.
-            belief: Belief, ``[*B, H]``.
-            policy: The policy there.
-        """
+        """Return what a :class:`~lore_torchrl.modules.LatentDisagreement` says, ``[*B, 1]``."""
 
 
 def head_of(actor: TensorDictModuleBase) -> TensorDictModuleBase:

@@ -33,13 +33,6 @@ def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) ->
         direction: Advice, shape ``[*B, A]``.
         weight: Wanted weight :math:`\beta`, shape ``[*B, 1]``, not negative.
         max_kl: Radius :math:`\epsilon` in nats, broadcastable to ``[*B, 1]``.
-
-    Returns:
-        Weight with shape ``[*B, 1]``.
-
-    Examples:
-        >>> bounded_weight(torch.tensor([[0.0, 4.0]]), torch.ones(1, 1), 0.5)
-        tensor([[0.5000]])
     """
     low, high = direction.aminmax(dim=-1, keepdim=True)
     # An ulp inside, since the mixture rounds.
@@ -55,24 +48,20 @@ class CategoricalPolicy(PolicyKind):
     ``mode="logit"`` gives
 
     .. math::
-        \pi_{mix} = \mathrm{softmax}(\log \pi + w' \tilde\ell), \qquad
-        w' = \min\Bigl(w,\;
-            \frac{\sqrt{8\,\epsilon}}{\max_a \tilde\ell_a - \min_a \tilde\ell_a}\Bigr),
+        \pi_{mix} = \mathrm{softmax}(\log \pi + w' \tilde\ell)
 
-    and ``mode="probability"``, with :math:`\rho = \mathrm{softmax}(\tilde\ell)` over what the
-    policy does not rule out,
+    with :math:`w'` of :func:`bounded_weight`, and ``mode="probability"``, with
+    :math:`\rho = \mathrm{softmax}(\tilde\ell)` over what the policy does not rule out,
 
     .. math::
         \pi_{mix} = (1 - g)\,\pi + g\,\rho, \qquad
         g = \min\Bigl(w,\; 1,\; \frac{\epsilon}{\mathrm{KL}(\rho \| \pi)}\Bigr).
 
-    Both keep the bound :math:`\epsilon` whatever the policy is (:func:`bounded_weight`; the
-    divergence is convex in :math:`g`). Where the policy is near uniform most of it can be used;
-    where it is sure of another action, less.
+    Both keep the bound :math:`\epsilon` whatever the policy is: the divergence is convex in
+    :math:`g`.
 
     One set of exponential draws :math:`E_a` serves both policies: the action is
-    :math:`\arg\max_a \pi_{mix}(a)/E_a`, and without advice it would have been
-    :math:`\arg\max_a \pi(a)/E_a`. This is how :func:`torch.multinomial` draws one sample.
+    :math:`\arg\max_a \pi(a)/E_a`, which is how :func:`torch.multinomial` draws one sample.
     """
 
     mix_keys = (keys.MIX_LOGITS,)

@@ -36,13 +36,6 @@ def anchor_moments(probs: Tensor, anchors: Tensor, min_scale: float) -> tuple[Te
 
     Returns:
         Location and scale, each ``[*B, A]``.
-
-    Examples:
-        >>> loc, scale = anchor_moments(
-        ...     torch.tensor([0.5, 0.5]), torch.tensor([[-1.0], [1.0]]), 0.0
-        ... )
-        >>> loc.item(), scale.item()
-        (0.0, 1.0)
     """
     with torch.autocast(probs.device.type, enabled=False):
         loc = probs @ anchors
@@ -59,21 +52,8 @@ def gaussian_kl(loc: Tensor, scale: Tensor, other_loc: Tensor, other_scale: Tens
         \sum_i \ln\frac{\sigma'_i}{\sigma_i}
             + \frac{\sigma_i^2 + (\mu_i - \mu'_i)^2}{2 \sigma_i'^2} - \frac12
 
-    A bijection of the action, such as the tanh of a bounded policy, leaves it as it is.
-
-    Args:
-        loc: :math:`\mu`, shape ``[*B, A]``.
-        scale: :math:`\sigma`, shape ``[*B, A]``.
-        other_loc: :math:`\mu'`, shape ``[*B, A]``.
-        other_scale: :math:`\sigma'`, shape ``[*B, A]``.
-
-    Returns:
-        Divergence with shape ``[*B]``.
-
-    Examples:
-        >>> one = torch.ones(1)
-        >>> gaussian_kl(0 * one, one, 2 * one, one)
-        tensor(2.)
+    From ``[*B, A]`` to ``[*B]``. A bijection of the action, such as the tanh of a bounded
+    policy, leaves it as it is.
     """
     ratio = scale / other_scale
     distance = (loc - other_loc) / other_scale
@@ -89,16 +69,8 @@ def mix_gaussians(
         \sigma_{mix}^{-2} = \sigma^{-2} + w\, \sigma_\rho^{-2}, \qquad
         \mu_{mix} = \sigma_{mix}^2\,(\sigma^{-2} \mu + w\, \sigma_\rho^{-2} \mu_\rho)
 
-    Args:
-        loc: :math:`\mu` of the policy, shape ``[*B, A]``.
-        scale: :math:`\sigma` of the policy, shape ``[*B, A]``.
-        prior_loc: :math:`\mu_\rho`, shape ``[*B, A]``.
-        prior_scale: :math:`\sigma_\rho`, shape ``[*B, A]``.
-        weight: :math:`w \ge 0`, broadcastable to ``[*B, 1]``; zero gives the policy,
-            bitwise.
-
-    Returns:
-        Location and scale of the product, each ``[*B, A]``.
+    Locations and scales are ``[*B, A]``, the weight :math:`w \ge 0` is ``[*B, 1]``; zero gives the
+    policy, bitwise.
     """
     # In units of the policy's precision, so that a narrow policy does not overflow.
     added = weight * (scale / prior_scale).square()
@@ -135,24 +107,9 @@ def bounded_gaussian_weight(
         \min\Bigl(\frac{c_i x^2}{1 + x},\; \ln(1 + x) + \max(0, d_i^2 - 1)\Bigr)
 
     since :math:`\ln(1 + x) - s = \sum_{n \ge 2} s^n / n \le s^2 / (2 - 2 s)`, and
-    :math:`d_i^2 s^2 - s` is convex in :math:`s`. In one dimension more than a third of
-    :math:`\epsilon` is used.
+    :math:`d_i^2 s^2 - s` is convex in :math:`s`.
 
-    Args:
-        loc: As in :func:`mix_gaussians`.
-        scale: As in :func:`mix_gaussians`.
-        prior_loc: As in :func:`mix_gaussians`.
-        prior_scale: As in :func:`mix_gaussians`.
-        weight: Wanted weight :math:`w`, shape ``[*B, 1]``, not negative.
-        max_kl: Radius :math:`\epsilon` in nats, finite.
-
-    Returns:
-        Weight with shape ``[*B, 1]``.
-
-    Examples:
-        >>> one = torch.ones(1, 1)
-        >>> bounded_gaussian_weight(0 * one, one, one, one, 9 * one, 0.5)
-        tensor([[1.7183]])
+    Shapes are those of :func:`mix_gaussians`; ``max_kl`` is :math:`\epsilon`, finite, in nats.
     """
     distance = ((prior_loc - loc) / scale).square()
     # A larger ratio only makes the weight smaller.
@@ -168,11 +125,7 @@ def bounded_gaussian_weight(
 
 
 def gaussian_entropy(scale: Tensor) -> Tensor:
-    r"""Differential entropy :math:`\sum_i \ln \sigma_i + \frac12 \ln 2 \pi e`, nats, ``[*B]``.
-
-    Args:
-        scale: Shape ``[*B, A]``.
-    """
+    r"""Return :math:`\sum_i \ln \sigma_i + \frac12 \ln 2 \pi e`, nats ``[*B]`` of ``[*B, A]``."""
     return (scale.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1)
 
 
@@ -184,17 +137,7 @@ def scale_entropy(scale: Tensor, low: float, high: float) -> Tensor:
             \frac{\ln \sigma_i - \ln \sigma_{\min}}
                  {\ln \sigma_{\max} - \ln \sigma_{\min}}, 0, 1\Bigr)
 
-    Args:
-        scale: Shape ``[*B, A]``.
-        low: :math:`\sigma_{\min}`.
-        high: :math:`\sigma_{\max}`.
-
-    Returns:
-        Shape ``[*B, 1]``.
-
-    Examples:
-        >>> scale_entropy(torch.tensor([[0.1], [1.0], [9.0]]), 0.1, 1.0).flatten().tolist()
-        [0.0, 1.0, 1.0]
+    From ``[*B, A]`` to ``[*B, 1]``.
     """
     place = (scale.log() - math.log(low)) / (math.log(high) - math.log(low))
     return place.clamp(0.0, 1.0).mean(-1, keepdim=True)
@@ -224,31 +167,21 @@ class GaussianPolicy(PolicyKind):
     r"""Diagonal Gaussian policies, advised on :math:`K` anchor actions :math:`a_k`.
 
     The advisor chooses among named anchors ("strong left", ...). Its probabilities
-    :math:`p = \mathrm{softmax}(\tilde\ell)` become a Gaussian by their moments, and the mixture
-    is the precision-weighted product with the policy, which is what adding :math:`w \log \rho` to
-    :math:`\log \pi` means here:
-
-    .. math::
-        \mu_\rho &= \sum_k p_k a_k, \qquad
-        \sigma_\rho^2 = \sum_k p_k (a_k - \mu_\rho)^2 + \sigma_{\min}^2 \\
-        \sigma_{mix}^{-2} &= \sigma^{-2} + w\, \sigma_\rho^{-2}, \qquad
-        \mu_{mix} = \sigma_{mix}^2 (\sigma^{-2} \mu + w\, \sigma_\rho^{-2} \mu_\rho)
-
-    with :math:`w` lowered by a formula where the divergence might exceed the bound
+    :math:`\mathrm{softmax}(\tilde\ell)` become a Gaussian by their moments
+    (:func:`anchor_moments`), and the mixture is its product with the policy
+    (:func:`mix_gaussians`), with :math:`w` lowered where the divergence might exceed the bound
     (:func:`bounded_gaussian_weight`). Product of experts:
     https://doi.org/10.1162/089976602760128018.
 
     Two distributions are known: :class:`~torchrl.modules.IndependentNormal`, and
     :class:`~torchrl.modules.TanhNormal`, with ``bounds``. The latter is mixed before its
-    tanh, a bijection, which leaves the divergence as it is; its anchors are brought there by
+    tanh; its anchors are brought there by
 
     .. math::
         \tilde a = \mathrm{artanh}\bigl(\mathrm{clip}(
             (2a - h - l) / (h - l), -0.99, 0.99)\bigr)
 
-    A policy is a :class:`Gaussian`, before the tanh. One set of normal draws :math:`\epsilon`
-    serves both policies: the action comes from :math:`\mu_{mix} + \sigma_{mix} \epsilon`, and
-    without advice it would have come from :math:`\mu + \sigma \epsilon`.
+    A policy is a :class:`Gaussian`, before the tanh. One set of normal draws serves both policies.
 
     Args:
         anchors: The named actions, in the order of the advice, ``[K, A]``.
@@ -256,8 +189,7 @@ class GaussianPolicy(PolicyKind):
     Keyword Args:
         bounds: Lowest and highest action of a ``TanhNormal`` policy, each a number or one
             for each dimension; ``None`` for an ``IndependentNormal``. Default: ``None``.
-        scale_range: Least and greatest scale of the policy, between which :meth:`entropy`
-            measures.
+        scale_range: Least and greatest scale of the policy, for :meth:`entropy`.
         min_scale: :math:`\sigma_{\min}`, of the prior when all weight is on one anchor, in
             units of the action, or of what goes into the tanh. Default: ``0.3``.
 
@@ -292,8 +224,8 @@ class GaussianPolicy(PolicyKind):
         if not min_scale > 0:
             raise ValueError(f"min_scale must be positive, got {min_scale}.")
         self.bounded = bounds is not None
-        low, high = bounds if self.bounded else (-math.inf, math.inf)
-        for name, bound in (("low", low), ("high", high)):
+        limits = bounds if self.bounded else (-math.inf, math.inf)
+        for name, bound in zip(("low", "high"), limits, strict=True):
             # The describer's anchors and the agent's bounds may come from two devices.
             bound = torch.as_tensor(bound).to(actions).expand_as(actions[0]).clone()
             self.register_buffer(name, bound)
@@ -324,14 +256,13 @@ class GaussianPolicy(PolicyKind):
         """Refuse an actor with another distribution, or with other bounds."""
         head = head_of(actor)
         kind = getattr(head, "distribution_class", None)
-        kwargs = dict(getattr(head, "distribution_kwargs", None) or {})
+        kwargs = getattr(head, "distribution_kwargs", None) or {}
         wanted = TanhNormal if self.bounded else IndependentNormal
         if kind is not wanted or tuple(head.dist_keys) != ("loc", "scale"):
             raise ValueError(
                 f"This policy is the loc and scale of a {wanted.__name__}, the actor ends in "
-                f"{getattr(kind, '__name__', kind)} over {list(getattr(head, 'dist_keys', []))}. "
-                "Supported are TanhNormal, with bounds=(low, high), and IndependentNormal, with "
-                "bounds=None."
+                f"{getattr(kind, '__name__', kind)} over {list(head.in_keys)}. Supported are "
+                "TanhNormal, with bounds=(low, high), and IndependentNormal, with bounds=None."
             )
         if kwargs.get("tanh_loc"):
             raise ValueError(
@@ -452,9 +383,5 @@ class GaussianPolicy(PolicyKind):
     def disagreement(
         self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Gaussian
     ) -> Tensor:
-        """Return that about the action which the environment would get for the location.
-
-        An expectation over the whole policy would need a row for each of its points; this is
-        one row, and no draw moves the random stream.
-        """
+        """Return that about the action which the environment would get for the location."""
         return ensemble.at(state, belief, self.squash(policy.loc.float()))

@@ -14,11 +14,9 @@ _ENTRIES = ("state", "belief", "action", keys.IMITATION_WEIGHT)
 class ImitationSampler:
     r"""Draw steps with a positive imitation weight from all of replay, with their latent states.
 
-    The world model runs on a few hundred records an update, of which perhaps a tenth has a
-    positive weight :math:`f`: the gradient of the imitation is noisy. Replay also holds the latent
-    state that each record was acted in and, beside it, its :math:`f`, both refreshed whenever
-    the record is trained on. Steps are drawn uniformly, with replacement, from those with
-    :math:`f > 0`; imitating them costs one pass of the actor.
+    Replay holds the latent state that each record was acted in and, beside it, its weight
+    :math:`f`, both refreshed whenever the record is trained on. Steps are drawn uniformly, with
+    replacement, from those with :math:`f > 0`.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.

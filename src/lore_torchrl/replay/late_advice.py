@@ -16,26 +16,11 @@ from lore_torchrl.advisors.base import Advice
 #: as :meth:`~lore_torchrl.service.AdviceService.answers` does.
 Answers = Callable[[Iterable[int]], Mapping[int, Advice | None]]
 
-# Where a row was written: buffer, slot in it, and the slot's generation.
-_Place = tuple[int, int, int]
-
 
 def is_open(advice: TensorDictBase) -> torch.Tensor:
     """Return which rows wait for the answer to a question, boolean, ``[*B]``.
 
     Those that have a question, and either no advice or a fallback.
-
-    Args:
-        advice: Holds ``llm_advice_id``, ``llm_mask`` and ``llm_fallback``, ``[*B, 1]`` each.
-
-    Examples:
-        >>> advice = TensorDict({
-        ...     "llm_advice_id": torch.tensor([[0], [7], [7], [7]]),
-        ...     "llm_mask": torch.tensor([[False], [False], [True], [True]]),
-        ...     "llm_fallback": torch.tensor([[False], [False], [False], [True]]),
-        ... }, [4])
-        >>> is_open(advice)
-        tensor([False,  True, False,  True])
     """
     asked = advice.get(keys.ADVICE_ID) > 0
     return (asked & (~advice.get(keys.MASK) | advice.get(keys.FALLBACK))).squeeze(-1)
@@ -49,47 +34,18 @@ class LateAdvice:
     been overwritten since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
 
-    Args:
-        max_rows: Rows that wait, at least 1; the rows of the oldest questions are given up
-            first. Default: ``100_000``.
-
-    Raises:
-        ValueError: If ``max_rows`` is below 1.
-
-    Examples:
-        >>> from torchrl.data import (
-        ...     LazyTensorStorage, ReplayBufferEnsemble, TensorDictReplayBuffer,
-        ...     TensorDictRoundRobinWriter,
-        ... )
-        >>> member = TensorDictReplayBuffer(
-        ...     storage=LazyTensorStorage(4),
-        ...     writer=TensorDictRoundRobinWriter(track_generations=True),
-        ... )
-        >>> replay = ReplayBufferEnsemble(member, routing_key="env_index")
-        >>> advice = {
-        ...     "llm_prior_logits": torch.zeros(2, 3), "llm_confidence": torch.zeros(2, 1),
-        ...     "llm_mask": torch.zeros(2, 1, dtype=torch.bool),
-        ...     "llm_fallback": torch.zeros(2, 1, dtype=torch.bool),
-        ...     "llm_advice_id": torch.tensor([[0], [7]]),
-        ... }
-        >>> env_index = torch.zeros(2, dtype=torch.long)
-        >>> rows = TensorDict({"env_index": env_index, "next": advice}, [2])
-        >>> late = LateAdvice()
-        >>> late.note(rows, replay.extend(rows))
-        >>> late.apply(replay, lambda ids: {7: Advice(logits=(0.0, 0.0, 3.0))})
-        1
-        >>> member[:]["next", "llm_prior_logits"]
-        tensor([[0., 0., 0.],
-                [0., 0., 3.]])
+    Attributes:
+        max_rows: Rows that wait; those of the oldest questions are given up first. Default:
+            ``100_000``.
     """
 
-    def __init__(self, *, max_rows: int = 100_000) -> None:
-        if max_rows < 1:
-            raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
-        self.max_rows = max_rows
+    max_rows = 100_000
+
+    def __init__(self) -> None:
         self.written = 0
         self.missed = 0
-        self._places: dict[int, list[_Place]] = {}  # by question, oldest first
+        # By question, oldest first: buffer, slot in it, and the slot's generation.
+        self._places: dict[int, list[tuple[int, int, int]]] = {}
         self._rows = 0
 
     def __len__(self) -> int:
@@ -97,13 +53,7 @@ class LateAdvice:
         return self._rows
 
     def note(self, records: TensorDictBase, where: TensorDictBase) -> None:
-        """Remember where records were stored.
-
-        Args:
-            records: What was stored, ``[N]``.
-            where: What the buffer's ``extend`` returned: ``buffer_ids``, ``index`` and
-                ``index_generation``, each ``[N]``.
-        """
+        """Remember where records ``[N]`` were stored, as the buffer's ``extend`` returned it."""
         advice = records.get("next")
         rows = is_open(advice).nonzero().squeeze(-1)
         names = ("buffer_ids", "index", "index_generation")
@@ -118,30 +68,18 @@ class LateAdvice:
             self.missed += given_up
 
     def apply(self, replay: ReplayBufferEnsemble, answers: Answers) -> int:
-        """Write the answers that have come into the rows that wait for them.
-
-        Args:
-            replay: The buffer that the places belong to.
-            answers: Where to look the answers up, such as
-                :meth:`~lore_torchrl.service.AdviceService.answers`.
-
-        Returns:
-            Rows written.
-        """
-        ids: list[int] = []
-        places: list[_Place] = []
-        advices: list[Advice] = []
-        for advice_id, advice in answers(list(self._places)).items():
-            waiting = self._places.pop(advice_id)
-            self._rows -= len(waiting)
-            if advice is None:
-                self.missed += len(waiting)
-            else:
-                ids += [advice_id] * len(waiting)
-                places += waiting
-                advices += [advice] * len(waiting)
-        if not places:
+        """Write the answers that have come into the rows that wait for them, and count these."""
+        found = [
+            (advice_id, place, advice)
+            for advice_id, advice in answers(list(self._places)).items()
+            for place in self._places.pop(advice_id)
+        ]
+        late = [row for row in found if row[2] is not None]
+        self._rows -= len(found)
+        self.missed += len(found) - len(late)
+        if not late:
             return 0
+        ids, places, advices = zip(*late, strict=True)
         buffer_ids, index, generation = torch.tensor(places).unbind(1)
         result = replay.update_if_present(
             index=TensorDict({"buffer_ids": buffer_ids, "index": index}, [len(index)]),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.data import ReplayBufferEnsemble
 
@@ -33,24 +32,16 @@ class EpisodeReturns:
 
     Keyword Args:
         gamma: :math:`\gamma`, the discount that the critic has learned.
-        return_key: Entry beside the observation. Default: ``"lore_return"``.
 
     Raises:
         ValueError: If ``gamma`` is outside ``[0, 1]``.
     """
 
-    def __init__(
-        self,
-        value: Callable[[TensorDictBase], Tensor],
-        *,
-        gamma: float,
-        return_key: NestedKey = keys.RETURN,
-    ) -> None:
+    def __init__(self, value: Callable[[TensorDictBase], Tensor], *, gamma: float) -> None:
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
         self.value = value
         self.gamma = gamma
-        self.return_key = unravel_key(("next", return_key))
         # Of each stream's episode under way: reward and place of its rows.
         self._open: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
 
@@ -58,17 +49,14 @@ class EpisodeReturns:
         """Add the return, as yet unknown, and an imitation weight of 0 to records ``[N]``."""
         reward = records.get(("next", "reward")).reshape(len(records), 1)
         records.set(keys.IMITATION_WEIGHT, torch.zeros_like(reward))
-        return records.set(self.return_key, torch.full_like(reward, torch.nan))
+        return records.set(("next", keys.RETURN), torch.full_like(reward, torch.nan))
 
     def write(
         self, replay: ReplayBufferEnsemble, records: TensorDictBase, where: TensorDictBase
     ) -> None:
-        """Note stored records, and write the returns of the episodes that they end.
+        """Note records stored ``where``, and write the returns of the episodes that they end.
 
-        Args:
-            replay: The buffer.
-            records: What was stored, ``[N]``, ordered by stream and time.
-            where: What the buffer's ``extend`` returned for them.
+        They are ``[N]``, ordered by stream and time.
         """
         streams = records.get("env_index").tolist()
         places = [where.get(name).tolist() for name in ("index", "index_generation")]
@@ -95,7 +83,7 @@ class EpisodeReturns:
         replay.update_if_present(
             index=TensorDict({"buffer_ids": buffer_ids, "index": index}, [len(rows)]),
             generation=generation,
-            patch={self.return_key: value.float().unsqueeze(-1)},
+            patch={("next", keys.RETURN): value.float().unsqueeze(-1)},
         )
 
     def _returns(self, rewards: list[float], cut: float | None) -> list[float]:
