@@ -85,8 +85,9 @@ class ScriptedAdvisor:
             chosen = pick(range(len(values)), key=values.__getitem__)
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
-        claim = getattr(self.planner, "confidence", lambda request: 1.0)
-        return Advice(logits=tuple(logits), confidence=self.confidence * claim(request))
+        claim = getattr(self.planner, "confidence", None)
+        scale = 1.0 if claim is None else claim(request)
+        return Advice(logits=tuple(logits), confidence=self.confidence * scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""
