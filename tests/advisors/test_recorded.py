@@ -270,7 +270,7 @@ def test_recorder_pickles_and_passes_state_and_prefix_through(tmp_path):
     recorder.load_state_dict({"turn": 4})
     assert recorder.advisor.loaded == {"turn": 4}
     plain = RecordingAdvisor(Says([Advice((0.0, 1.0))]), tmp_path / "b")
-    assert plain.state_dict() == {} and plain.load_state_dict({}) is None
+    assert not hasattr(plain, "state_dict") and not hasattr(plain, "cache_prefix")
     copy = pickle.loads(pickle.dumps(plain))
     answers(copy, ask("k"))
     copy.close()

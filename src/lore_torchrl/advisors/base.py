@@ -46,7 +46,7 @@ class Advice:
 
     Args:
         logits: One finite number for each action, unnormalized, in the request's order; at
-            most 1e30 in size, which float32 still holds when it is weighed and tempered.
+            most 1e30 in size.
         confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
         raw: The answer as it came, for recordings and for people. Default: empty.
@@ -54,10 +54,6 @@ class Advice:
     Raises:
         AdviceError: If a logit is not such a number, there are none, or the confidence
             lies outside 0 to 1.
-
-    Examples:
-        >>> Advice(logits=(0.0, 3.0), confidence=0.5).confidence
-        0.5
     """
 
     logits: tuple[float, ...]
@@ -86,10 +82,9 @@ def check(condition: bool, name: str, value: object, rule: str) -> None:
 class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
-    The answers come in the order of the requests. ``None`` is the answer where the
-    advisor has nothing to say, an :class:`AdviceError` that of a request which failed on its
-    own. An advisor may also raise, which fails the whole batch. In every case the
-    service counts the failure by its ``kind`` and the run goes on without that advice.
+    The answers come in the order of the requests: ``None`` where the advisor has nothing to
+    say, an :class:`AdviceError` for a request which failed on its own. An advisor may also
+    raise, which fails the whole batch.
     """
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
@@ -97,18 +92,29 @@ class Advisor(Protocol):
         ...
 
 
+class Wrapper:
+    """Passes what it does not have on to the wrapped advisor."""
+
+    advisor: Advisor
+
+    def __getattr__(self, name: str) -> Any:
+        # Before __init__ has set it (copy, pickle) there is nothing to look through.
+        if name == "advisor" or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.advisor, name)
+
+
 @runtime_checkable
 class Describer(Protocol):
     """Turns one row of an environment's output into questions for an advisor.
 
     ``observation`` maps each of :attr:`in_keys` to that row's value: a numpy array
-    for tensors, a ``str`` for text. A describer may remember: ``row`` names the
-    environment within the batch, and :meth:`observe` is called once for each new
-    observation of that row, before :meth:`cache_key` and :meth:`request`.
+    for tensors, a ``str`` for text. ``row`` names the environment within the batch;
+    :meth:`observe` is called once for each new observation of it, before :meth:`cache_key`
+    and :meth:`request`.
 
-    Where the environment's actions are continuous, a describer also has ``anchors``: the
-    action ``[A]`` that each of its names means, in their order. :meth:`observe` then gets the
-    index of the nearest one.
+    For continuous actions, a describer also has ``anchors``: the action ``[A]`` that each of
+    its names means. :meth:`observe` then gets the index of the nearest one.
     """
 
     in_keys: Sequence[str]

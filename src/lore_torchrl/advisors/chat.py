@@ -42,14 +42,12 @@ class ChatAdvisor:
     ``decisions``, ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the
     first question and stays with the first that is answered in the form asked for, since
     some servers take fields that they do not know and ignore them. What was chosen is
-    logged, and :attr:`chosen_mode` names it. The answer that decided is used, so probing
-    costs only the attempts that came to nothing; they count in its usage. A server that
-    cannot be reached decides nothing. Where no mode works, later questions are asked in
-    ``json``, and all modes are tried again after 8 questions, then 16, up to 512, or as soon
-    as one is answered.
+    logged, and :attr:`chosen_mode` names it. A server that cannot be reached decides nothing.
+    Where no mode works, later questions are asked in ``json``, and all modes are tried again
+    after 8 questions, then 16, up to 512, or as soon as one is answered.
 
     A question may take several HTTP requests: retries, votes, probing. They share one
-    deadline. :attr:`requests_sent` counts them all.
+    deadline, and :attr:`requests_sent` counts them all.
 
     Args:
         model: Name of the model, as the server knows it.
@@ -73,11 +71,13 @@ class ChatAdvisor:
         completion_price: Price of a million tokens written. Default: ``0.0``.
         deadline_s: Total time of a question in seconds. Keep it below the service's own
             limit, so that the error says what happened. Default: ``20.0``.
-        retries: See :class:`~lore_torchrl.advisors.http.JSONClient`. Default: ``2``.
-        backoff_s: First and longest wait between attempts. Default: ``(0.5, 8.0)``.
+        retries: Attempts after the first. Default: ``2``.
+        backoff_s: First and longest wait between attempts in seconds.
+            Default: ``(0.5, 8.0)``.
         max_response_bytes: Largest body, after decompression. Default: 1 MiB.
         max_concurrency: Requests on the wire at once. Default: ``8``.
-        requests_per_minute: Limit on requests; ``None`` for none. Default: ``None``.
+        requests_per_minute: Limit on requests, as a bucket that holds a minute's worth;
+            ``None`` for none. Default: ``None``.
         send_image: Whether a request's image is sent beside the text. Default: ``False``.
         extra_body: Fields added to each chat request's body, such as
             ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
@@ -86,14 +86,6 @@ class ChatAdvisor:
         ImportError: If the ``http`` extra is not installed.
         ValueError: If an argument is out of range or unknown, or OpenAI is to be asked
             without a key.
-
-    Examples:
-        >>> advisor = ChatAdvisor("tiny", base_url="http://127.0.0.1:8080/v1", mode="json")
-        >>> advisor.chosen_mode
-        'json'
-        >>> request = AdviceRequest("A door.", ("wait", "open"), "door")
-        >>> print(str(advisor.prompt(request)).splitlines()[2])
-        A door.
     """
 
     def __init__(
@@ -164,9 +156,8 @@ class ChatAdvisor:
             requests_per_minute=requests_per_minute,
         )
         names = tuple(MODES) if mode == "auto" else (mode,)
-        self._templates = {name: PromptTemplate(prompt, name) for name in names}
         self._modes: dict[str, Mode] = {
-            name: MODES[name](self.settings, template) for name, template in self._templates.items()
+            name: MODES[name](self.settings, PromptTemplate(prompt, name)) for name in names
         }
         self._schedule = ProbeSchedule()
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
@@ -190,12 +181,9 @@ class ChatAdvisor:
 
     @cached_property
     def prompt_hash(self) -> str:
-        """SHA-256 of all that shapes the answers beside the question: prompt, mode, settings.
-
-        Not of where the server is.
-        """
+        """SHA-256 of what shapes the answers beside the question: prompt, mode, settings."""
         parts = [self.mode, json.dumps(asdict(self.settings), sort_keys=True)]
-        parts += [template.source for template in self._templates.values()]
+        parts += [one.template.source for one in self._modes.values()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     @property
@@ -205,13 +193,10 @@ class ChatAdvisor:
 
     def prompt(self, request: AdviceRequest) -> Prompt:
         """Return the prompt that a question becomes, in the mode chosen or tried first."""
-        return self._templates[self.chosen_mode or next(iter(self._templates))].render(request)
+        return self._modes[self.chosen_mode or next(iter(self._modes))].template.render(request)
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
-        """Ask all questions at once; each gets its advice or the error that it met.
-
-        An error's ``usage`` is what the failed question cost.
-        """
+        """Ask all questions at once; each gets its advice or the error that it met."""
         return list(await asyncio.gather(*(self._answer(request) for request in requests)))
 
     async def aclose(self) -> None:
@@ -219,7 +204,7 @@ class ChatAdvisor:
         await self.client.aclose()
 
     async def _answer(self, request: AdviceRequest) -> Advice | AdviceError:
-        meter = _Meter(self, asyncio.get_running_loop().time() + self.deadline_s)
+        meter = _Meter(self)
         try:
             advice = await self._ask(request, meter)
         except AdviceError as failure:
@@ -231,25 +216,23 @@ class ChatAdvisor:
 
     async def _ask(self, request: AdviceRequest, meter: _Meter) -> Advice:
         if self.chosen_mode is None:
+            loop = asyncio.get_running_loop()
+            if self._probing is None or self._probing[0] is not loop:
+                self._probing = (loop, asyncio.Lock())
+            lock = self._probing[1]
             try:
                 async with asyncio.timeout_at(meter.until):
-                    await self._lock().acquire()
+                    await lock.acquire()
             except TimeoutError:
                 raise NotSentError("No answer within the deadline: still probing.") from None
             try:
                 if self.chosen_mode is None and self._schedule.due():
                     return await self._probe(request, meter)
             finally:
-                self._lock().release()
+                lock.release()
         answer = await self._modes[self.chosen_mode or "json"].ask(meter, request)
         self._schedule.answered()
         return answer
-
-    def _lock(self) -> asyncio.Lock:
-        loop = asyncio.get_running_loop()
-        if self._probing is None or self._probing[0] is not loop:
-            self._probing = (loop, asyncio.Lock())
-        return self._probing[1]
 
     async def _probe(self, request: AdviceRequest, meter: _Meter) -> Advice:
         """Find the mode, with a question that needs an answer anyway."""
@@ -257,16 +240,14 @@ class ChatAdvisor:
         for name, mode in self._modes.items():
             try:
                 answer = await mode.ask(meter, request)
-            except MalformedError as error:
-                failed[name] = error
-            except StatusError as error:
-                if error.status not in UNSUPPORTED and error.status < 500:
-                    raise
-                failed[name] = error
-            else:
                 self.chosen_mode = name
                 _log.info("%s answers in mode %s; %s", self, name, _reasons(failed))
                 return answer
+            except (MalformedError, StatusError) as error:
+                status = getattr(error, "status", 500)
+                if status not in UNSUPPORTED and status < 500:
+                    raise
+                failed[name] = error
         self._schedule.failed()
         _log.warning(
             "%s answers in no mode: asking in json, and in all again after %d questions. %s",
@@ -274,7 +255,8 @@ class ChatAdvisor:
         )
         raise failed["json"]
 
-    def _usage(self, data: Mapping[str, Any]) -> Usage:
+    def usage_of(self, data: Mapping[str, Any]) -> Usage:
+        """Return what an answer says that it cost."""
         usage = data.get("usage")
         if not isinstance(usage, Mapping):
             return Usage()
@@ -287,12 +269,12 @@ class ChatAdvisor:
 class _Meter:
     """Posts for one question, under its deadline, and adds up what the answers cost."""
 
-    def __init__(self, advisor: ChatAdvisor, until: float) -> None:
+    def __init__(self, advisor: ChatAdvisor) -> None:
         self.advisor = advisor
-        self.until = until
         self.usage = Usage()
         self.reached = False
         self.asked = asyncio.get_running_loop().time()
+        self.until = self.asked + advisor.deadline_s
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         # What the question's own requests do must not keep its further ones back.
@@ -303,7 +285,7 @@ class _Meter:
             self.reached = self.reached or error.sending is Sending.DONE
             raise
         self.reached = True
-        self.usage += self.advisor._usage(data)
+        self.usage += self.advisor.usage_of(data)
         return data
 
 

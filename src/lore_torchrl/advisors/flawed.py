@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, check
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Wrapper, check
 from lore_torchrl.advisors.errors import AdviceError, Usage
 from lore_torchrl.advisors.parsing import logits_of
 from lore_torchrl.advisors.scripted import restore_stream, stream_state
@@ -17,27 +17,18 @@ from lore_torchrl.advisors.scripted import restore_stream, stream_state
 Answer = Advice | AdviceError | None
 
 
-class _Wrapper:
-    """Passes what it does not have on to the wrapped advisor, and saves states together."""
+class _Flawed(Wrapper):
+    """Saves its state together with the wrapped advisors'."""
 
-    advisor: Advisor
-    #: Attributes that hold the wrapped advisors.
     wrapped: tuple[str, ...] = ("advisor",)
-
-    def __getattr__(self, name: str) -> Any:
-        # Before __init__ has set it (copy, pickle) there is nothing to look through.
-        if name == "advisor" or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.advisor, name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return its own and the wrapped advisors' states, in types that JSON holds."""
-        advisors = {name: getattr(self, name) for name in self.wrapped}
-        states = {
-            name: advisor.state_dict() if hasattr(advisor, "state_dict") else None
-            for name, advisor in advisors.items()
-        }
-        return {**self._own_state(), **states}
+        state = self._own_state()
+        for name in self.wrapped:
+            advisor = getattr(self, name)
+            state[name] = advisor.state_dict() if hasattr(advisor, "state_dict") else None
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
@@ -48,16 +39,12 @@ class _Wrapper:
                 advisor.load_state_dict(state_dict[name])
 
 
-class StaleAdvisor(_Wrapper):
+class StaleAdvisor(_Flawed):
     r"""Give each question the answer that belonged to an earlier one.
 
     Question :math:`k` is answered :math:`a(q_{k - \text{lag}})`, where :math:`a` is the
-    wrapped advisor; as long as there was none so early, it is answered as it is. Every
-    question is put to the wrapped advisor when it comes, and costs what it costs then.
-    Questions count in the order in which their answers come, which in a blocking run is
-    the order of asking. Errors pass at once and do not count.
-
-    A cache in front keeps the first, stale answer of each situation.
+    wrapped advisor; the first ``lag`` questions are answered as they are. Questions count in
+    the order in which their answers come. Errors pass at once and do not count.
 
     Args:
         advisor: Whose answers come late.
@@ -66,14 +53,6 @@ class StaleAdvisor(_Wrapper):
     Raises:
         ValueError: If ``lag`` is not a positive integer, or ``advisor`` has no ``advise``.
 
-    Examples:
-        >>> import asyncio
-        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
-        >>> planner = {"door": [0.0, 1.0], "wall": [1.0, 0.0]}
-        >>> fresh = ScriptedAdvisor(lambda request: planner[request.cache_key])
-        >>> ask = [AdviceRequest(key, ("turn", "open"), key) for key in ("door", "wall", "wall")]
-        >>> [a.logits for a in asyncio.run(StaleAdvisor(fresh).advise(ask))]
-        [(0.0, 3.0), (0.0, 3.0), (3.0, 0.0)]
     """
 
     def __init__(self, advisor: Advisor, *, lag: int = 1):
@@ -99,7 +78,6 @@ class StaleAdvisor(_Wrapper):
         self._earlier.append(fresh)
         if late is None:
             return None
-        # What is paid for is the question asked now.
         return replace(late, usage=Usage() if fresh is None else fresh.usage)
 
     def _own_state(self) -> dict[str, Any]:
@@ -111,19 +89,15 @@ class StaleAdvisor(_Wrapper):
         self._earlier = deque(earlier, maxlen=self.lag)
 
 
-class TruncatedAdvisor(_Wrapper):
+class TruncatedAdvisor(_Flawed):
     r"""Leave a random subset of the actions out of each answer.
 
-    What remains looks as an answer does whose labels a chat server listed only in part
-    (:class:`~lore_torchrl.advisors.modes.LogprobsMode`). With
-    :math:`p = \mathrm{softmax}(\ell)` and the set :math:`K` of the actions kept, each one
+    With :math:`p = \mathrm{softmax}(\ell)` and the set :math:`K` of the actions kept, each one
     with probability ``keep`` and at least one,
 
     .. math::
         \ell'_a = \log\max\left([a \in K]\, p_a / p(K),\; 10^{-4}\right),
         \qquad c' = c\, p(K), \qquad p(K) = \sum_{b \in K} p_b.
-
-    A cache in front keeps the first subset drawn for each situation.
 
     Args:
         advisor: Whose answers lose actions.
@@ -134,14 +108,6 @@ class TruncatedAdvisor(_Wrapper):
     Raises:
         ValueError: If ``keep`` is out of range, or ``advisor`` has no ``advise``.
 
-    Examples:
-        >>> import asyncio
-        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
-        >>> whole = ScriptedAdvisor(lambda request: [0.0, 1.0])
-        >>> request = AdviceRequest("at the door", ("wait", "open"), "door")
-        >>> (answer,) = asyncio.run(TruncatedAdvisor(whole, keep=0.0).advise([request]))
-        >>> [round(logit, 2) for logit in answer.logits], round(answer.confidence, 3)
-        ([0.0, -9.21], 0.047)
     """
 
     def __init__(self, advisor: Advisor, *, keep: float = 0.5, seed: int = 0):
@@ -187,13 +153,12 @@ class TruncatedAdvisor(_Wrapper):
         restore_stream(self._random, state["random"])
 
 
-class TurningAdvisor(_Wrapper):
+class TurningAdvisor(_Flawed):
     """Answer as one advisor first, and as another from some question on.
 
-    With a good ``before`` and an adversarial ``after`` it gains weight first and then misleads.
     A question counts once it is asked, answered or not; a batch may be split between the
-    two. Only what reaches the advisor counts: a cache in front goes on giving the answers
-    that it holds from before the turn, until they expire.
+    two. A cache in front goes on giving the answers that it holds from before the turn,
+    until they expire.
 
     Args:
         before: Who answers the first ``turn_after`` questions.
@@ -204,15 +169,6 @@ class TurningAdvisor(_Wrapper):
         ValueError: If ``turn_after`` is neither ``None`` nor a non-negative integer, or an
             advisor has no ``advise``.
 
-    Examples:
-        >>> import asyncio
-        >>> from lore_torchrl.advisors.scripted import ScriptedAdvisor
-        >>> def planner(request):
-        ...     return [0.0, 1.0]
-        >>> good, bad = ScriptedAdvisor(planner), ScriptedAdvisor(planner, competence=-1.0)
-        >>> ask = [AdviceRequest("at the door", ("wait", "open"), "door")] * 3
-        >>> [a.logits for a in asyncio.run(TurningAdvisor(good, bad, turn_after=2).advise(ask))]
-        [(0.0, 3.0), (0.0, 3.0), (3.0, 0.0)]
     """
 
     wrapped = ("before", "after")

@@ -12,18 +12,7 @@ def foreign_part(
     """Return what a database holds besides plain tables and indexes of these names, if anything.
 
     A view under a table's name may compute without end, and a trigger undo what is written.
-
-    Args:
-        database: An open connection.
-        tables: Names of the tables that may be there.
-        indexes: Names of the indexes that may be there. Default: SQLite's own.
-
-    Examples:
-        >>> database = sqlite3.connect(":memory:")
-        >>> _ = database.execute("CREATE VIEW ledger AS SELECT 0 AS calls")
-        >>> foreign_part(database, ["ledger"])
-        "the view 'ledger'"
-        >>> database.close()
+    SQLite's own indexes may always be there.
     """
     for kind, name, sql in database.execute("SELECT type, name, sql FROM sqlite_master"):
         if str(sql).upper().startswith("CREATE VIRTUAL"):

@@ -14,6 +14,7 @@ import random
 import time
 import zlib
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,21 +41,18 @@ from lore_torchrl.advisors.errors import (
     Sending,
     StatusError,
     TooLargeError,
-    TransportError,
     UnreachableError,
 )
 from lore_torchrl.advisors.redaction import Secret, shown
 
 _log = logging.getLogger(__name__)
 # Statuses below 500 that may pass.
-_RETRIED = frozenset((408, 409))
+_RETRIED = (408, 409)
 # What OpenAI and servers like it call an account that has nothing left to spend.
-_QUOTA_CODES = frozenset(
-    (
-        *("insufficient_quota", "quota_exceeded", "insufficient_credits", "insufficient_balance"),
-        *("billing_hard_limit_reached", "billing_not_active", "access_terminated"),
-    )
-)
+_QUOTA_CODES = {
+    *("insufficient_quota", "quota_exceeded", "insufficient_credits", "insufficient_balance"),
+    *("billing_hard_limit_reached", "billing_not_active", "access_terminated"),
+}
 # Values that a body may hold, counted by its closing brackets and commas: far more than an
 # answer has, and few enough that their objects take milliseconds and a few megabytes.
 _MOST_VALUES = 1 << 15
@@ -71,83 +69,55 @@ def _readable(record: logging.LogRecord) -> bool:
 logging.getLogger("httpx").addFilter(_readable)
 
 
+@dataclass(eq=False)
 class JSONClient:
     """An HTTP client that answers or fails within its deadline, whatever the server does.
 
     A request is retried on connection errors and on status 408, 409, 429 and from 500 up,
     after ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off that
-    doubles and is jittered. It is not retried where waiting cannot help: on a used-up
-    quota (402, or 429 with such a code), and where the wait would end after the deadline.
-    While a server cannot be reached, each request tries once. While one request is tried
-    again, others wait for its outcome, and are not sent if it fails. The deadline covers
-    everything: waiting for a free place, for the rate limit and between attempts,
-    connecting, and reading the body to its end.
-
-    The connection pool is made at the first request and belongs to that event loop. In
-    another loop, as when :class:`~lore_torchrl.service.AdviceService` abandons a stuck one,
-    a new pool is made. Copies and pickles start without one.
+    doubles and is jittered; not on a used-up quota (402, or 429 with such a code), and not
+    where the wait would end after the deadline. While a server cannot be reached, each
+    request tries once. While one request is tried again, others wait for its outcome, and
+    are not sent if it fails. The deadline covers everything, waits included. The connection
+    pool belongs to one event loop; another loop, a copy or a pickle starts a new one.
 
     Args:
         base_url: Scheme, host, port and path, such as ``http://127.0.0.1:8080/v1``.
         api_key: Sent as bearer token. Default: none.
-        deadline_s: Total time of one request in seconds. Default: ``20.0``.
-        retries: Attempts after the first. Default: ``2``.
-        backoff_s: First and longest wait between attempts in seconds.
-            Default: ``(0.5, 8.0)``.
-        max_response_bytes: Largest body, after decompression. Default: 1 MiB.
-        max_concurrency: Requests on the wire at once. Default: ``8``.
-        requests_per_minute: Limit on attempts, as a bucket that holds a minute's worth;
-            ``None`` for none. Default: ``None``.
-        transport: What sends requests. Default: the network.
+        transport: What sends requests. Default: the network. The other settings are those
+            of :class:`~lore_torchrl.advisors.chat.ChatAdvisor`.
 
     Raises:
-        ValueError: If an argument is out of range, or ``base_url`` is no HTTP address or
-            holds credentials or a query.
-
-    Examples:
-        >>> JSONClient("http://127.0.0.1:8080/v1", api_key=Secret("sk-1"))
-        JSONClient('http://127.0.0.1:8080/v1', api_key=Secret('***'))
+        ValueError: If an argument is out of range, or ``base_url`` is no plain HTTP address.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: Secret | None = None,
-        deadline_s: float = 20.0,
-        retries: int = 2,
-        backoff_s: tuple[float, float] = (0.5, 8.0),
-        max_response_bytes: int = 1 << 20,
-        max_concurrency: int = 8,
-        requests_per_minute: float | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        if (rate := requests_per_minute) is not None:
+    base_url: str
+    _: KW_ONLY
+    api_key: Secret | None = None
+    deadline_s: float = 20.0
+    retries: int = 2
+    backoff_s: tuple[float, float] = (0.5, 8.0)
+    max_response_bytes: int = 1 << 20
+    max_concurrency: int = 8
+    requests_per_minute: float | None = None
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def __post_init__(self) -> None:
+        rate, deadline_s = self.requests_per_minute, self.deadline_s
+        if rate is not None:
             check(0 < rate < math.inf, "requests_per_minute", rate, "a positive number, or None")
-        self.base_url = _checked_url(base_url)
+        self.base_url = _checked_url(self.base_url)
         check(0 < deadline_s < math.inf, "deadline_s", deadline_s, "a positive number of seconds")
-        check(retries >= 0, "retries", retries, "0 or more")
-        low, high = backoff_s
-        check(0 <= low <= high < math.inf, "backoff_s", backoff_s, "(first, longest) in seconds")
-        check(max_response_bytes >= 1, "max_response_bytes", max_response_bytes, "at least 1")
-        check(max_concurrency >= 1, "max_concurrency", max_concurrency, "at least 1")
-        self.api_key = api_key
-        self.deadline_s = deadline_s
-        self.retries = retries
-        self.backoff_s = (float(low), float(high))
-        self.max_response_bytes = max_response_bytes
-        self.max_concurrency = max_concurrency
-        self.requests_per_minute = requests_per_minute
-        self.transport = transport
+        first, longest = self.backoff_s
+        valid = 0 <= first <= longest < math.inf
+        check(valid, "backoff_s", self.backoff_s, "(first, longest) in seconds")
+        for name, least in (("retries", 0), ("max_response_bytes", 1), ("max_concurrency", 1)):
+            check(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         #: Attempts so far.
         self.sent = 0
         self._away = False
-        # A stream of its own: clients that share a seed would come back together.
         self._random = random.Random()
         self._pool: _Pool | None = None
-
-    def __repr__(self) -> str:
-        return f"JSONClient({self.base_url!r}, api_key={self.api_key!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
@@ -164,16 +134,10 @@ class JSONClient:
 
         Args:
             path: Such as ``/chat/completions``.
-            body: What is sent, as JSON.
-
-        Keyword Args:
-            until: Deadline on the running loop's clock, for several requests that share
-                one. Default: ``deadline_s`` from now.
+            body: What is sent.
+            until: Deadline on the running loop's clock. Default: ``deadline_s`` from now.
             asked: When the question was asked, on that clock. If a request has failed for good
                 since, this one is not sent. Default: infinity, it is sent in any case.
-
-        Raises:
-            AdviceError: Of the kind that says why there is no answer.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.deadline_s if until is None else until
@@ -207,9 +171,9 @@ class JSONClient:
             for attempt in range(1, self.retries + 2):
                 outcome = await self._attempt(pool, path, content, until, asked)
                 asked = math.inf
-                served = not isinstance(outcome, AdviceError) or not outcome.lasting
-                if not isinstance(outcome, AdviceError):
+                if served := not isinstance(outcome, AdviceError):
                     return outcome
+                served = not outcome.lasting
                 reached = reached or outcome.sending is Sending.DONE
                 wait = self._wait(outcome, attempt)
                 if wait is None or pool.loop.time() + wait >= until:
@@ -231,11 +195,9 @@ class JSONClient:
     async def _attempt(
         self, pool: _Pool, path: str, content: bytes, until: float, asked: float
     ) -> dict[str, Any] | AdviceError:
-        """Send once; return what came or what went wrong.
-
-        Errors are returned, since one raised inside an ``except`` keeps httpx's own as its
-        context, and with it the request and the key.
-        """
+        """Send once; return what came or what went wrong."""
+        # Errors are returned: one raised inside an `except` has httpx's own, with the key, as
+        # its context.
         progress = _Progress()
         try:
             async with asyncio.timeout_at(until):
@@ -248,19 +210,17 @@ class JSONClient:
                     progress.started = True
                     return await self._exchange(pool.client, path, content, progress)
         except AdviceError as error:
-            outcome = error.bare()
+            return error.bare()
         except TimeoutError:
             if not progress.started:
-                outcome = NotSentError("Rate limit or max_concurrency kept it past the deadline.")
-            elif progress.connecting:
-                outcome = UnreachableError("No connection within the deadline.")
-            else:
-                outcome = DeadlineError("No answer within the deadline.")
+                return NotSentError("Rate limit or max_concurrency kept it past the deadline.")
+            if progress.connecting:
+                return UnreachableError("No connection within the deadline.")
+            return DeadlineError("No answer within the deadline.")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
             unreachable = isinstance(err, httpx.ConnectError)
             kind = UnreachableError if unreachable else ConnectionLostError
-            outcome = kind(f"{type(err).__name__}: {err}")
-        return outcome
+            return kind(f"{type(err).__name__}: {err}")
 
     async def _exchange(
         self, client: httpx.AsyncClient, path: str, content: bytes, progress: _Progress
@@ -282,19 +242,16 @@ class JSONClient:
 
     def _wait(self, error: AdviceError, attempt: int) -> float | None:
         """Return the seconds before the next attempt, ``None`` for no such."""
-        if attempt > self.retries or self._away or isinstance(error, DeadlineError):
+        if attempt > self.retries or self._away:
             return None
-        if isinstance(error, StatusError):
-            if isinstance(error, (QuotaError, AuthenticationError)):
-                return None
-            if not (error.lasting or error.status in _RETRIED):
-                return None
-            if error.retry_after_s is not None:
-                return error.retry_after_s
-        elif not isinstance(error, TransportError):
+        if isinstance(error, (DeadlineError, QuotaError, AuthenticationError)):
             return None
+        status = getattr(error, "status", None)
+        if not (error.lasting or status in _RETRIED):
+            return None
+        if status is not None and error.retry_after_s is not None:
+            return error.retry_after_s
         first, longest = self.backoff_s
-        # Down to half: clients that failed together should not come back together.
         return min(longest, first * 2 ** (attempt - 1)) * (0.5 + 0.5 * self._random.random())
 
 
@@ -331,7 +288,6 @@ class _Pool:
             headers["authorization"] = f"Bearer {owner.api_key.get_secret_value()}"
         self.client = httpx.AsyncClient(
             headers=headers,
-            # The total deadline is the only clock.
             timeout=None,
             limits=httpx.Limits(max_connections=owner.max_concurrency),
             transport=owner.transport,
@@ -375,15 +331,8 @@ def _checked_url(base_url: str) -> str:
     return base_url.rstrip("/")
 
 
-# ---- what came ----
-
-
 async def _read_body(response: httpx.Response, limit: int) -> str:
-    """Return a body as text, inflated piece by piece, and never more than ``limit`` bytes.
-
-    Raises:
-        MalformedError: If it cannot be decompressed; ``TooLargeError`` if it is longer.
-    """
+    """Return a body as text, inflated piece by piece, and never more than ``limit`` bytes."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
     inflate = None
     if encoding not in ("", "identity"):
@@ -407,25 +356,12 @@ async def _read_body(response: httpx.Response, limit: int) -> str:
         parts.append(chunk)
         if inflate is not None and inflate.eof:
             break
-    # Some servers begin with a byte order mark, which JSON does not allow.
     return b"".join(parts).decode("utf-8-sig", errors="replace")
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that a body with status 2xx holds.
-
-    Raises:
-        AdviceError: Of the kind that says what is wrong: no JSON, too many values, another
-            type, or an error that the server reports in it.
-    """
-    if _has_too_many_values(text):
-        raise TooLargeError(f"The body has more than {_MOST_VALUES} values.")
-    try:
-        data = json.loads(text)
-    # RecursionError: brackets nested by the thousand. ValueError: also digits by the thousand.
-    except (ValueError, RecursionError):
-        begins = shown(text, 60)
-        raise NotJSONError(f"The body is not JSON; it begins with '{begins}'.") from None
+    """Return the JSON object that a body with status 2xx holds, or raise an ``AdviceError``."""
+    data = _read_json(text)
     if not isinstance(data, dict):
         raise MalformedError(f"The body must be a JSON object, got {type(data).__name__}.")
     if data.get("error"):
@@ -436,28 +372,28 @@ def parse_object(text: str) -> dict[str, Any]:
     return data
 
 
-def status_error(status: int, text: str, retry_after_s: float | None) -> StatusError:
-    """Return the error for a status beyond 2xx.
-
-    Args:
-        status: HTTP status code.
-        text: Body of the refusal.
-        retry_after_s: Seconds after which the server wants to be asked again.
-    """
+def _read_json(text: str) -> Any:
+    if sum(map(text.count, "]},")) > _MOST_VALUES:
+        raise TooLargeError(f"The body has more than {_MOST_VALUES} values.")
     try:
-        data = "" if _has_too_many_values(text) else json.loads(text)
+        return json.loads(text)
+    # RecursionError: brackets nested by the thousand. ValueError: also digits by the thousand.
     except (ValueError, RecursionError):
+        begins = shown(text, 60)
+        raise NotJSONError(f"The body is not JSON; it begins with '{begins}'.") from None
+
+
+def status_error(status: int, text: str, retry_after_s: float | None) -> StatusError:
+    """Return the error for a status beyond 2xx, of which ``text`` is the body."""
+    try:
+        data = _read_json(text)
+    except MalformedError:
         # A proxy's page: its words say nothing to whoever reads the log.
         data = ""
     return _status_error(status, data, retry_after_s)
 
 
-def _has_too_many_values(text: str) -> bool:
-    return sum(map(text.count, "]},")) > _MOST_VALUES
-
-
 def _status_error(status: int, data: Any, retry_after_s: float | None) -> StatusError:
-    # The message and the codes, in the shapes that servers use.
     refusal = data.get("error", data) if isinstance(data, dict) else data
     codes: set[str] = set()
     if isinstance(refusal, dict):
@@ -476,18 +412,7 @@ def _status_error(status: int, data: Any, retry_after_s: float | None) -> Status
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that a server asks to wait, ``None`` where it does not say.
-
-    Args:
-        headers: The response's, with lower-case look-up.
-        now: Seconds since the epoch, for the form that names a date.
-
-    Examples:
-        >>> retry_after({"retry-after-ms": "250"}, 0.0), retry_after({"retry-after": "2"}, 0.0)
-        (0.25, 2.0)
-        >>> retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:00 GMT"}, 50.0)
-        10.0
-    """
+    """Return the seconds that a server asks to wait, ``None`` where it does not say."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, ""))

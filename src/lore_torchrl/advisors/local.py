@@ -9,10 +9,12 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
@@ -26,7 +28,6 @@ from lore_torchrl.advisors.errors import (
 _log = logging.getLogger(__name__)
 
 DEFAULT_PROMPT = "{description}\n\nAnswer with one of: {actions}.\nThe best next action is:"
-# Tokenizers without a limit of their own name an astronomic one.
 _NO_LIMIT = 10**9
 
 
@@ -40,23 +41,17 @@ class LocalAdvisor:
     :math:`1 - H[\rho] / \log A`: 0 where the model finds all actions alike, 1 where it
     leaves no doubt. It says how decided the model is, not how often it is right.
 
-    TorchRL's ``TransformersWrapper`` is not used: it pads on the left without position ids,
-    which shifts absolute positions, and keeps the whole vocabulary's logits for every token
-    of every prompt. Here prompts and actions are padded on the right, where a causal model
-    cannot look, and logits are computed from the end of the prompts on.
-
-    All requests times all actions are scored together, ``max_sequences`` a forward. The
-    forward runs in a thread, one at a time, so that the event loop stays free. A call that
-    is cancelled by a deadline still runs to its end there.
+    Unlike in TorchRL's ``TransformersWrapper``, prompts and actions are padded on the right,
+    where a causal model cannot look, and logits are computed from the end of the prompts on.
+    The forward runs in a thread, one at a time; a call that is cancelled by a deadline still
+    runs to its end there.
 
     Args:
         model: Path (or Hugging Face name) of a causal language model, or the model itself.
-
-    Keyword Args:
         tokenizer: Path or tokenizer; needed where ``model`` is a bare model.
             Default: the model's own.
-        device: Where the model runs: the training device or another. Default: for a path,
-            CUDA where there is one, as for training; for a model, where it is.
+        device: Where the model runs. Default: for a path, CUDA where there is one; for a
+            model, where it is.
         dtype: Parameters' type, such as ``"bfloat16"``. Default: as they are stored.
         prompt: Template; ``{description}``, ``{mission}`` and ``{actions}`` are filled in.
             Default: ``DEFAULT_PROMPT``, description, actions, and a question.
@@ -99,10 +94,11 @@ class LocalAdvisor:
         _check_prompt(prompt)
         if device is None and isinstance(model, str):
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model, self.tokenizer = _load(model, tokenizer, dtype=_dtype(dtype))
+        dtype = _dtype(dtype)
+        model, self.tokenizer = _load(model, tokenizer, dtype)
         self.model = model.eval()
-        if device is not None or _dtype(dtype) is not None:
-            self.model.to(device=device, dtype=_dtype(dtype))
+        if device is not None or dtype is not None:
+            self.model.to(device=device, dtype=dtype)
         self.model_name = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
         template = getattr(self.tokenizer, "chat_template", None)
         if chat and not template:
@@ -115,11 +111,12 @@ class LocalAdvisor:
         self.length_normalised = length_normalised
         self.truncate = truncate
         self.max_sequences = max_sequences
-        self.max_tokens = min(max_tokens or _NO_LIMIT, _model_limit(self.model, self.tokenizer))
-        accepted = inspect.signature(self.model.forward).parameters
-        self.keeps_logits = "logits_to_keep" in accepted
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        limits = (max_tokens, positions, self.tokenizer.model_max_length)
+        self.max_tokens = min([_NO_LIMIT, *(n for n in limits if isinstance(n, int) and n > 0)])
+        self.keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         self._lock = threading.Lock()
-        self._cut = 0
+        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -145,34 +142,26 @@ class LocalAdvisor:
         return await asyncio.to_thread(self._advise, list(requests))
 
     def _advise(self, requests: list[AdviceRequest]) -> list[Advice | AdviceError]:
-        answers: list[Any] = [None] * len(requests)
-        sequences: list[tuple[list[int], int]] = []
-        places: list[tuple[int, range]] = []
-        for index, request in enumerate(requests):
+        answers: list[Any] = []
+        for request in requests:
             try:
-                encoded = self.encode(request)
+                answers.append(self.encode(request))
             except AdviceError as error:
-                answers[index] = error
-                continue
-            places.append((index, range(len(sequences), len(sequences) + len(encoded))))
-            sequences += encoded
+                answers.append(error)
+        sequences = [one for each in answers if isinstance(each, list) for one in each]
         with self._lock:
-            scores = self.log_likelihoods(sequences)
-        for index, rows in places:
-            answers[index] = self._advice(
-                requests[index],
-                [scores[row] for row in rows],
-                tokens=[len(sequences[row][0]) - sequences[row][1] for row in rows],
-                read=sum(len(sequences[row][0]) for row in rows),
-            )
+            scores = iter(self.log_likelihoods(sequences))
+        for index, encoded in enumerate(answers):
+            if isinstance(encoded, list):
+                own = list(islice(scores, len(encoded)))
+                answers[index] = self._advice(requests[index], encoded, own)
         return answers
 
     def prompt_text(self, request: AdviceRequest) -> str:
         """Return what the model reads before the action."""
+        actions = ", ".join(request.actions)
         text = self.prompt.format(
-            description=request.description,
-            mission=request.mission,
-            actions=", ".join(request.actions),
+            description=request.description, mission=request.mission, actions=actions
         )
         if not self.chat:
             return text
@@ -189,38 +178,33 @@ class LocalAdvisor:
         # A chat template writes the special tokens itself.
         encoded = self.tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]
         # Special tokens after the text would come between the prompt and the action.
-        encoded = [_without_end(tokens, self.tokenizer) for tokens in encoded]
+        before, *actions = (_without_end(tokens, self.tokenizer) for tokens in encoded)
         # An action may merge with the prompt's end into one token. Scored from where the
-        # first of them parts from the prompt, all actions explain the same characters.
-        start = min(_common(encoded[0], tokens) for tokens in encoded[1:])
-        # The model predicts nothing before it has read a token.
-        start = max(start, 1)
-        actions = encoded[1:]
+        # first of them parts from the prompt, all actions explain the same characters. The
+        # model predicts nothing before it has read a token.
+        columns = enumerate(zip_longest(before, *actions))
+        parted = (index for index, column in columns if len(set(column)) > 1)
+        start = max(1, next(parted, len(before)))
         if start >= min(map(len, actions)):
             raise MalformedError(f"An action of {request.actions} has no text to score.")
         excess = max(map(len, actions)) - self.max_tokens
         if excess > 0:
             # The token that begins every text keeps its place.
-            head = int(encoded[0][0] == self.tokenizer.bos_token_id)
+            head = int(before[0] == self.tokenizer.bos_token_id)
             if not self.truncate or start - excess < 1 + head:
                 raise PromptTooLongError(
                     f"{excess} tokens more than the {self.max_tokens} that {self.model_name!r} "
                     "may read: shorten the description, or use truncate=True."
                 )
-            if not self._cut:
+            if not self._warned:
                 _log.warning("Prompts lose their beginning: %d tokens too many.", excess)
-            self._cut += 1
+            self._warned = True
             actions = [tokens[:head] + tokens[head + excess :] for tokens in actions]
             start -= excess
         return [(tokens, start) for tokens in actions]
 
     def log_likelihoods(self, sequences: Sequence[tuple[list[int], int]]) -> list[float]:
-        """Return the sum of log-probabilities of each sequence's tokens from its start on.
-
-        Args:
-            sequences: Tokens, and the index from 1 up of the first that counts. They are
-                sorted by length within, so that little is padded.
-        """
+        """Return the sum of log-probabilities of each sequence's tokens from its start on."""
         scores = [0.0] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index][0]))
         for first in range(0, len(order), self.max_sequences):
@@ -236,20 +220,17 @@ class LocalAdvisor:
         """Score ``[N]`` sequences in one forward."""
         longest = max(len(tokens) for tokens, _ in sequences)
         # Which token pads is without effect: causal models do not look ahead.
-        ids = torch.zeros(len(sequences), longest, dtype=torch.long)
-        attended = torch.zeros_like(ids)
-        counted = torch.zeros(len(sequences), longest, dtype=torch.bool)
-        for row, (tokens, start) in enumerate(sequences):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            attended[row, : len(tokens)] = 1
-            counted[row, start : len(tokens)] = True
-        ids, attended, counted = (x.to(self.device) for x in (ids, attended, counted))
+        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in sequences], batch_first=True)
+        ids = ids.to(self.device)
+        starts = torch.tensor([[start] for _, start in sequences], device=self.device)
+        ends = torch.tensor([[len(tokens)] for tokens, _ in sequences], device=self.device)
+        places = torch.arange(longest, device=self.device)
+        attended = (places < ends).long()
+        counted = (places >= starts) & (places < ends)
         # Logits at t speak of the token at t + 1; the first that matter are one before
         # the earliest start.
         begin = min(start for _, start in sequences) - 1
-        options = {}
-        if self.keeps_logits:
-            options["logits_to_keep"] = torch.arange(begin, longest - 1, device=self.device)
+        options = {"logits_to_keep": places[begin:-1]} if self.keeps_logits else {}
         logits = self.model(
             input_ids=ids, attention_mask=attended, use_cache=False, **options
         ).logits
@@ -263,11 +244,12 @@ class LocalAdvisor:
         return torch.where(counted, log_probs, 0.0).sum(-1)
 
     def _advice(
-        self, request: AdviceRequest, scores: list[float], *, tokens: list[int], read: int
+        self, request: AdviceRequest, encoded: list[tuple[list[int], int]], scores: list[float]
     ) -> Advice | AdviceError:
+        tokens = [len(sequence) - start for sequence, start in encoded]
         if self.length_normalised:
             scores = [score / count for score, count in zip(scores, tokens, strict=True)]
-        usage = Usage(prompt_tokens=read)
+        usage = Usage(prompt_tokens=sum(len(sequence) for sequence, _ in encoded))
         if not all(math.isfinite(score) for score in scores):
             return NotFiniteError(
                 f"{self.model_name!r} gives the log-likelihoods {scores}: in float16 its "
@@ -275,23 +257,12 @@ class LocalAdvisor:
                 usage=usage,
             )
         named = zip(request.actions, scores, tokens, strict=True)
-        return Advice(
-            logits=tuple(scores),
-            confidence=decidedness(scores),
-            usage=usage,
-            raw="\n".join(
-                f"{action}: {score:.4f} ({count} tokens)" for action, score, count in named
-            ),
-        )
+        lines = (f"{action}: {score:.4f} ({count} tokens)" for action, score, count in named)
+        return Advice(tuple(scores), decidedness(scores), usage, "\n".join(lines))
 
 
 def decidedness(logits: Sequence[float]) -> float:
-    r"""Return :math:`1 - H[\operatorname{softmax}(\ell)] / \log A`, from 0 to 1.
-
-    Examples:
-        >>> decidedness([1.0, 1.0, 1.0]), decidedness([100.0, 0.0])
-        (0.0, 1.0)
-    """
+    r"""Return :math:`1 - H[\operatorname{softmax}(\ell)] / \log A`, from 0 to 1."""
     if len(logits) < 2:
         return 1.0
     top = max(logits)
@@ -302,7 +273,7 @@ def decidedness(logits: Sequence[float]) -> float:
     return min(1.0, max(0.0, round(1.0 - entropy / math.log(len(logits)), 12)))
 
 
-def _load(model: Any, tokenizer: Any, *, dtype: torch.dtype | None) -> tuple[Any, Any]:
+def _load(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
     try:
         import transformers
     except ImportError as err:
@@ -345,20 +316,8 @@ def _check_prompt(prompt: str) -> None:
         raise ValueError(f"prompt={prompt!r} lacks {{description}}: the model would see nothing.")
 
 
-def _model_limit(model: Any, tokenizer: Any) -> int:
-    config = getattr(model, "config", None)
-    limits = (getattr(config, "max_position_embeddings", None), tokenizer.model_max_length)
-    return min([_NO_LIMIT, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
-
-
 def _without_end(tokens: list[int], tokenizer: Any) -> list[int]:
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
     while len(tokens) > 1 and tokens[-1] in ends:
         tokens = tokens[:-1]
     return tokens
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    """Return how many tokens two sequences begin with alike."""
-    differ = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differ, min(len(first), len(second)))

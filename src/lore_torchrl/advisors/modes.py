@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.advisors.errors import (
@@ -19,9 +19,9 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.parsing import (
     LABELS,
+    advice_of,
     confidence_of,
     logits_of,
-    max_probability,
     member,
     number,
     parse_answer,
@@ -30,7 +30,6 @@ from lore_torchrl.advisors.parsing import (
 from lore_torchrl.advisors.prompt import PromptTemplate
 from lore_torchrl.advisors.redaction import shown
 
-# Sends a body to a path and returns the JSON object that came.
 Post = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 # Statuses by which a server says that it does not know, or not allow, what it was asked.
@@ -60,32 +59,48 @@ class ChatSettings:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Mode(Protocol):
-    """Asks one question and reads the answer."""
+class Mode:
+    """Asks one question and reads the answer, which ``raw`` holds as the server wrote it."""
+
+    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
+        self.settings = settings
+        self.template = template
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
-        """Return the advice, with the answer as the server wrote it in ``raw``."""
-        ...
+        """Return the advice."""
+        raise NotImplementedError
+
+    def _body(self, request: AdviceRequest, max_tokens: int) -> dict[str, Any]:
+        settings, prompt = self.settings, self.template.render(request)
+        content: Any = prompt.user
+        if (image := self._image(request)) is not None:
+            picture = {"type": "image_url", "image_url": {"url": image}}
+            content = [{"type": "text", "text": prompt.user}, picture]
+        messages = [{"role": "user", "content": content}]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": prompt.system})
+        # OpenAI's newer models know only the longer name, other servers often only the older.
+        limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
+        body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        return body
+
+    def _image(self, request: AdviceRequest) -> str | None:
+        if not self.settings.send_image or request.image is None:
+            return None
+        return f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
 
 
+@dataclass
 class ProbeSchedule:
     """Says which calls try everything, and which only one thing, after everything failed.
 
-    After a failed probe the next 8 calls try one thing, after the second 16, and so on up
-    to 512. So a lasting failure costs little more than one request a call.
-
-    Examples:
-        >>> schedule = ProbeSchedule()
-        >>> schedule.due()
-        True
-        >>> schedule.failed()
-        >>> [schedule.due() for _ in range(9)].index(True)
-        8
+    After a failed probe the next 8 calls try one thing, after the second 16, up to 512.
     """
 
-    def __init__(self) -> None:
-        self.interval = 0
-        self._left = 0
+    interval: int = 0
+    _left: int = 0
 
     def due(self) -> bool:
         """Return whether this call is a probe; asked once a call."""
@@ -95,8 +110,7 @@ class ProbeSchedule:
         return False
 
     def failed(self) -> None:
-        """Take note of a probe in which everything failed."""
-        # Probes at the same time fail together.
+        """Take note of a probe in which everything failed, once for those at the same time."""
         if self._left == 0:
             self.interval = min(max(8, 2 * self.interval), 512)
             self._left = self.interval
@@ -111,25 +125,17 @@ class Forms:
 
     Forms before that one are not tried again. Where the server refuses all, later calls
     try one, as a :class:`ProbeSchedule` says: the one that was taken before, else the
-    plainest.
-
-    Args:
-        names: The forms, the plainest last.
-        refusals: Statuses by which a server refuses a form.
+    plainest, which is the last.
     """
 
-    def __init__(self, names: Sequence[str], refusals: Container[int]) -> None:
+    def __init__(self, *names: str, refusals: Container[int]) -> None:
         self.names = list(names)
         self.refusals = refusals
         self.proven = False
         self._schedule = ProbeSchedule()
 
     async def ask(self, send: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Return what the first form that is taken brings.
-
-        Raises:
-            AdviceError: As ``send`` does; if all forms are refused, the last refusal.
-        """
+        """Return what the first form that is taken brings, or raise the last refusal."""
         probe = self._schedule.due()
         names = tuple(self.names) if probe else (self.names[0 if self.proven else -1],)
         for name in names:
@@ -151,31 +157,25 @@ class Forms:
         raise refusal
 
 
-@dataclass
-class LogprobsMode:
+class LogprobsMode(Mode):
     """One token, a letter: the model's own probability of each is the preference.
 
     The logits are the logarithms of the letters' probabilities, made to add up to 1; a
     letter that the server did not list gets a floor. The confidence is the probability
-    that the model put on the letters together: low where it wanted to write something
-    else. llama.cpp is held to the letters by a grammar, which makes the confidence 1; it
-    gives probabilities after the grammar only with ``post_sampling_probs``, and unless its
-    samplers are off they are not the model's. It takes a token that fits the grammar by
-    chance without applying it, with the probabilities of all tokens: hence the letters'
-    ``logit_bias``, which changes no ratio between them.
+    that the model put on the letters together. llama.cpp is held to the letters by a
+    grammar, which makes the confidence 1.
     """
-
-    settings: ChatSettings
-    template: PromptTemplate
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask once."""
         labels = LABELS[: len(request.actions)]
         if len(request.actions) > len(LABELS):
             raise MalformedError(f"{len(request.actions)} actions are more than the letters.")
-        body = _chat_body(self.settings, self.template, request, 1)
-        body |= {"logprobs": True, "top_logprobs": 20}
+        body = self._body(request, 1) | {"logprobs": True, "top_logprobs": 20}
         if self.settings.server == "llamacpp":
+            # Probabilities come after the grammar only with post_sampling_probs, and are the
+            # model's with the samplers off. A token that fits the grammar by chance comes with
+            # those of all tokens: hence the bias.
             body |= {
                 "grammar": "root ::= " + " | ".join(f'"{label}"' for label in labels),
                 "logit_bias": [[label, _BIAS] for label in labels],
@@ -198,29 +198,30 @@ class LogprobsMode:
         return Advice(logits_of(list(mass.values())), min(1.0, total), raw=raw)
 
 
-@dataclass
-class JSONMode:
+class JSONMode(Mode):
     """A JSON object with logits and confidence, held to a schema where the server can.
 
     Asks for ``json_schema``; a server that refuses it is asked for ``json_object``, one
     that refuses that for text, and it stays at what worked. Whatever comes is read by
-    :func:`~lore_torchrl.advisors.parsing.parse_answer`: some servers ignore the schema.
+    :func:`~lore_torchrl.advisors.parsing.parse_answer`.
     """
 
-    settings: ChatSettings
-    template: PromptTemplate
-
-    def __post_init__(self) -> None:
-        self._formats = Forms(("json_schema", "json_object", "text"), _UNSUPPORTED_FIELD)
+    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
+        super().__init__(settings, template)
+        names = ("json_schema", "json_object", "text")
+        self._formats = Forms(*names, refusals=_UNSUPPORTED_FIELD)
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, once more for each format refused."""
-        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
-        count = len(request.actions)
+        body = self._body(request, self.settings.max_tokens)
+        schema = _advice_schema(len(request.actions))
 
         async def send(name: str) -> dict[str, Any]:
-            asked = body | _response_format(name, count) | dict(self.settings.extra_body)
-            return await post("/chat/completions", asked)
+            wanted: dict[str, Any] = {"type": name}
+            if name == "json_schema":
+                wanted[name] = {"name": "advice", "strict": True, "schema": schema}
+            asked = body if name == "text" else body | {"response_format": wanted}
+            return await post("/chat/completions", asked | dict(self.settings.extra_body))
 
         choice = _choices(await self._formats.ask(send))[0]
         text = _text_of(choice)
@@ -232,8 +233,7 @@ class JSONMode:
             raise
 
 
-@dataclass
-class VoteMode:
+class VoteMode(Mode):
     """Several short answers: how often each action is named is the preference.
 
     The logits are the logarithms of the smoothed frequencies, the confidence the fraction of
@@ -241,18 +241,15 @@ class VoteMode:
     and singly for those that do not come so, one before the others until one was answered.
     """
 
-    settings: ChatSettings
-    template: PromptTemplate
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
+        super().__init__(settings, template)
         names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
-        self._forms = Forms(names, _UNSUPPORTED_FIELD)
+        self._forms = Forms(*names, refusals=_UNSUPPORTED_FIELD)
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask for all votes."""
         votes = self.settings.votes
-        body = _chat_body(self.settings, self.template, request, self.settings.max_tokens)
-        # Votes that cannot differ would say nothing.
+        body = self._body(request, self.settings.max_tokens)
         body.setdefault("temperature", 1.0)
         body |= dict(self.settings.extra_body)
 
@@ -266,7 +263,7 @@ class VoteMode:
             except AdviceError as error:
                 return error
 
-        choices: list[dict[str, Any] | AdviceError] = []
+        choices: list[dict[str, Any]] = []
         if not (self._forms.proven and self._forms.names == ["singly"]):
             choices += _choices(await self._forms.ask(send), votes)
             if len(choices) == 1:
@@ -276,18 +273,16 @@ class VoteMode:
             # Where every single request fails, the next question tries one before the others.
             self._forms.proven = not all(isinstance(one, AdviceError) for one in singles)
         errors = [one for one in singles if isinstance(one, AdviceError)]
+        choices += [one for one in singles if not isinstance(one, AdviceError)]
         counts = [0] * len(request.actions)
         texts = []
-        for choice in (*choices, *singles):
-            if isinstance(choice, AdviceError):
-                continue
+        for choice in choices:
             try:
                 texts.append(_text_of(choice))
                 logits = parse_answer(texts[-1], request.actions).logits
+                counts[logits.index(max(logits))] += 1
             except MalformedError as error:
                 errors.append(error)
-                continue
-            counts[logits.index(max(logits))] += 1
         if not any(counts):
             raise errors[0]
         smoothed = [count + self.settings.smoothing for count in counts]
@@ -295,34 +290,27 @@ class VoteMode:
         return Advice(logits, max(counts) / votes, raw=json.dumps(texts))
 
 
-@dataclass
-class DecisionsMode:
+class DecisionsMode(Mode):
     """A typed question, answered with the probability of each option and without text.
 
     Two forms of the same idea, tried in turn until one is served:
 
     - ``POST /v1/decisions``: ``input`` and a list of ``questions``, the answers a list with
-      ``probabilities`` as ``{"value", "probability"}``. Field names follow the types of
-      openai-python (October 2026) and SGLang's documentation.
+      ``probabilities`` as ``{"value", "probability"}`` (openai-python, SGLang).
     - ``POST /v1/systemone``: ``state`` and named ``questions`` with ``criteria``, the
-      answers named too, with ``probabilities`` by option. Field names follow the published
-      references of that format, and the messages of llama.cpp's server, which Ollama has
-      taken up as well.
+      answers named too, with ``probabilities`` by option (llama.cpp, Ollama).
 
-    Verified against a running llama.cpp: the path, and its status 501 for a model that is
-    no decision model. No answer of a decision model has been seen here; the reader takes
-    either form from either path, and a refusal or another shape is an error.
-    The confidence is the answer's own, else the largest probability.
+    No answer of a decision model has been seen here: field names follow the published
+    references, and the reader takes either form from either path. The confidence is the
+    answer's own, else the largest probability.
     """
 
-    settings: ChatSettings
-    template: PromptTemplate
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
+        super().__init__(settings, template)
         paths = ["/decisions", "/systemone"]
         if self.settings.server in ("llamacpp", "ollama"):
             paths.reverse()
-        self._paths = Forms(paths, UNSUPPORTED)
+        self._paths = Forms(*paths, refusals=UNSUPPORTED)
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, at the second path where the first is not served."""
@@ -336,32 +324,26 @@ class DecisionsMode:
     def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
         text = str(self.template.render(request))
         content: Any = text
-        if (image := _image(self.settings, request)) is not None:
-            parts = [
-                {"type": "input_text", "text": text},
-                {"type": "input_image", "image_url": image},
-            ]
+        if (image := self._image(request)) is not None:
+            picture = {"type": "input_image", "image_url": image}
+            parts = [{"type": "input_text", "text": text}, picture]
             content = [{"type": "message", "role": "user", "content": parts}]
-        choices: list[dict[str, str]] = [{"value": action} for action in request.actions]
+        choices = [{"value": action} for action in request.actions]
         for choice, meaning in zip(choices, request.action_meanings, strict=False):
             choice["description"] = meaning
-        question = {
-            "type": "choice",
-            "name": "action",
-            "instructions": self.template.ask(request),
-            "choices": choices,
-        }
+        ask = self.template.ask(request)
+        question = {"type": "choice", "name": "action", "instructions": ask, "choices": choices}
         return {"input": content, "questions": [question]}
 
     def _systemone_form(self, request: AdviceRequest) -> dict[str, Any]:
         meanings = request.action_meanings or request.actions
-        question = {
-            "type": "choice",
-            "instructions": self.template.ask(request),
-            "criteria": dict(zip(request.actions, meanings, strict=True)),
-        }
+        criteria, ask = (
+            dict(zip(request.actions, meanings, strict=True)),
+            self.template.ask(request),
+        )
+        question = {"type": "choice", "instructions": ask, "criteria": criteria}
         form = {"state": str(self.template.render(request)), "questions": {"action": question}}
-        if (image := _image(self.settings, request)) is not None:
+        if (image := self._image(request)) is not None:
             form["images"] = [image]
         return form
 
@@ -375,54 +357,11 @@ MODES: dict[str, type] = {
 }
 
 
-# ---- what is sent ----
-
-
-def _chat_body(
-    settings: ChatSettings, template: PromptTemplate, request: AdviceRequest, max_tokens: int
-) -> dict[str, Any]:
-    prompt = template.render(request)
-    content: Any = prompt.user
-    if (image := _image(settings, request)) is not None:
-        content = [
-            {"type": "text", "text": prompt.user},
-            {"type": "image_url", "image_url": {"url": image}},
-        ]
-    messages = [{"role": "user", "content": content}]
-    if prompt.system:
-        messages.insert(0, {"role": "system", "content": prompt.system})
-    # OpenAI's newer models know only the longer name, other servers often only the older.
-    limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
-    body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
-    if settings.temperature is not None:
-        body["temperature"] = settings.temperature
-    return body
-
-
-def _image(settings: ChatSettings, request: AdviceRequest) -> str | None:
-    if not settings.send_image or request.image is None:
-        return None
-    return f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
-
-
-def _response_format(name: str, count: int) -> dict[str, Any]:
-    if name == "text":
-        return {}
-    wanted: dict[str, Any] = {"type": name}
-    if name == "json_schema":
-        wanted[name] = {"name": "advice", "strict": True, "schema": _advice_schema(count)}
-    return {"response_format": wanted}
-
-
 def _advice_schema(count: int) -> dict[str, Any]:
     # Whole numbers and a list of tenths: grammars hold a model to these, not to a range
     # of fractions.
-    logits = {
-        "type": "array",
-        "items": {"type": "integer", "minimum": -10, "maximum": 10},
-        "minItems": count,
-        "maxItems": count,
-    }
+    integer = {"type": "integer", "minimum": -10, "maximum": 10}
+    logits = {"type": "array", "items": integer, "minItems": count, "maxItems": count}
     prior = _closed({"type": {"type": "string", "enum": ["discrete"]}, "logits": logits})
     confidence = {"type": "number", "enum": [step / 10 for step in range(11)]}
     return _closed({"action_prior": prior, "confidence": confidence})
@@ -435,9 +374,6 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-# ---- what came ----
 
 
 def _choices(data: Mapping[str, Any], most: int = 1) -> list[dict[str, Any]]:
@@ -511,8 +447,4 @@ def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Advice:
         names = shown(", ".join(sorted(listed)), 60)
         raise MalformedError(f"Probabilities of '{names}' where others were asked for.")
     found = {action: number(listed[action], "probabilities") for action in actions}
-    logits = logits_of(list(found.values()))
-    confidence = confidence_of(answer)
-    if confidence is None:
-        confidence = max_probability(logits)
-    return Advice(logits, confidence, raw=json.dumps(found))
+    return advice_of(logits_of(list(found.values())), confidence_of(answer), json.dumps(found))

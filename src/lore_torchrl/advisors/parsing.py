@@ -30,10 +30,9 @@ _ACTION = ("action", "answer", "choice", "label")
 # The regular expression engine holds the GIL, so that no deadline ends it: each pattern
 # here takes time linear in the text.
 _THOUGHT_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
-_FENCE_LANGUAGE = re.compile(r"[\w-]*\s*")
+_FENCE = re.compile(r"```[\w-]*+\s*+(.*?)```", re.DOTALL)
 _LEAD_IN = re.compile(r"(?:the\s+)?(?:best\s+)?(?:action|answer)\s*(?:is|[:=])\s*", re.I)
 _AROUND_NAMES = "*`\"'()[].:! \n\t"
-# Characters that an answer may have beside its thoughts.
 _LONGEST_ANSWER = 1 << 16
 # Characters at the end of a text in which thoughts are looked for: a search stops all threads.
 _LONGEST_TEXT = 1 << 17
@@ -62,45 +61,31 @@ def parse_answer(text: str, actions: Sequence[str]) -> Advice:
     the last 131,072 characters, those outside are read, at most the last 65,536. The time is
     linear in the text's length, whatever it holds.
 
-    Args:
-        text: The answer.
-        actions: Names of the actions, in the order of the logits.
-
     Raises:
-        MalformedError: Of the kind that says what is wrong: empty, no JSON, not finite
-            numbers, or another shape, length or range.
-
-    Examples:
-        >>> parse_answer('Sure: {"logits": [0, 2], "confidence": 0.9}', ("left", "right"))
-        Advice(logits=(0.0, 2.0), confidence=0.9)
-        >>> parse_answer("B", ("left", "right")).logits
-        (0.0, 3.0)
+        MalformedError: Of the kind that says what is wrong.
     """
     text = _without_thoughts(text[-_LONGEST_TEXT:]).strip()[-_LONGEST_ANSWER:]
     if not text:
         raise EmptyAnswerError("The answer has no text.")
-    named = find_action(text, actions)
-    if named is not None:
-        return _named(named, len(actions), None)
-    error: MalformedError = NotJSONError(
-        f"No JSON in the answer, which begins '{shown(text, 60)}'."
-    )
+    if (named := find_action(text, actions)) is not None:
+        return advice_of(_named(named, actions), None)
+    error: MalformedError | None = None
     for value in _objects(text):
         try:
             return _read_object(value, actions)
         except MalformedError as err:
             # The first object that was meant as the answer tells what is wrong with it.
-            if isinstance(error, NotJSONError):
-                error = err
-    raise error
+            error = error or err
+    raise error or NotJSONError(f"No JSON in the answer, which begins '{shown(text, 60)}'.")
 
 
 def _read_object(answer: Mapping[str, Any], actions: Sequence[str]) -> Advice:
     prior = member(answer, "action_prior", dict) or {}
     if all(prior.get(name) is None for name in ("logits", *_PROBABILITIES, *_ACTION)):
         prior = answer
-    stated = answer if prior.get("confidence") is None else prior
-    confidence = confidence_of(stated)
+    confidence = confidence_of(prior)
+    if confidence is None:
+        confidence = confidence_of(answer)
     if (logits := member(prior, "logits", list, dict)) is not None:
         logits = _in_order(logits, actions, "logits")
         if max(map(abs, logits)) > MAX_LOGIT:
@@ -111,19 +96,14 @@ def _read_object(answer: Mapping[str, Any], actions: Sequence[str]) -> Advice:
         index = find_action(said, actions)
         if index is None:
             raise MalformedError(f"No action is called '{shown(str(said), 60)}'.")
-        return _named(index, len(actions), confidence)
+        logits = _named(index, actions)
     else:
         raise MalformedError(f"None of the known fields among '{shown(', '.join(answer), 60)}'.")
-    return Advice(logits, max_probability(logits) if confidence is None else confidence)
+    return advice_of(logits, confidence)
 
 
 def member(owner: Any, name: str, *kinds: type) -> Any:
-    """Return a JSON object's member, ``None`` where it is absent or null.
-
-    Args:
-        owner: What should be an object.
-        name: Name of the member.
-        kinds: Types that it may have; ``bool`` is no ``int`` here.
+    """Return a JSON object's member of one of these types, ``None`` where it is absent or null.
 
     Raises:
         MalformedError: If the owner is no object, or the member is of another type.
@@ -144,11 +124,7 @@ def required(owner: Any, name: str, *kinds: type) -> Any:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a JSON number as a finite float.
-
-    Raises:
-        MalformedError: If it is none; ``NotFiniteError`` for NaN and infinity.
-    """
+    """Return a JSON number as a finite float, or raise a ``MalformedError``."""
     if type(value) not in (int, float):
         raise MalformedError(f"{name} must be numbers, got {type(value).__name__}.")
     if isinstance(value, int) and abs(value) > 1 << 64:
@@ -165,32 +141,23 @@ def confidence_of(answer: Mapping[str, Any]) -> float | None:
 
 
 def logits_of(probabilities: Sequence[float]) -> tuple[float, ...]:
-    """Return the logarithms of weights made to add up to 1, none below :data:`PROBABILITY_FLOOR`.
-
-    Raises:
-        MalformedError: If one is negative, or all are 0.
-    """
+    """Return the logarithms of weights made to add up to 1, down to a floor."""
     total = sum(probabilities)
     if min(probabilities) < 0.0 or not 0.0 < total < math.inf:
         raise MalformedError("probabilities must not be negative, nor all 0.")
     return tuple(math.log(max(value / total, PROBABILITY_FLOOR)) for value in probabilities)
 
 
-def max_probability(logits: Sequence[float]) -> float:
-    """Return the largest probability of the softmax."""
-    top = max(logits)
-    return 1.0 / sum(math.exp(value - top) for value in logits)
+def advice_of(logits: tuple[float, ...], confidence: float | None, raw: str = "") -> Advice:
+    """Return advice with a confidence that defaults to the largest probability."""
+    if confidence is None:
+        top = max(logits)
+        confidence = 1.0 / sum(math.exp(value - top) for value in logits)
+    return Advice(logits, confidence, raw=raw)
 
 
 def find_action(said: str | int, actions: Sequence[str]) -> int | None:
-    """Return the index of the action that a name, index or letter means, else ``None``.
-
-    Examples:
-        >>> find_action("**Action: Right**.", ("left", "right"))
-        1
-        >>> find_action("I would go right", ("left", "right")) is None
-        True
-    """
+    """Return the index of the action that a name, index or letter means, else ``None``."""
     if isinstance(said, int):
         return said if 0 <= said < len(actions) else None
     word = said.strip().strip(_AROUND_NAMES)
@@ -212,9 +179,8 @@ def _canonical(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
 
 
-def _named(index: int, count: int, confidence: float | None) -> Advice:
-    logits = tuple(NAMED_ACTION_LOGIT if i == index else 0.0 for i in range(count))
-    return Advice(logits, max_probability(logits) if confidence is None else confidence)
+def _named(index: int, actions: Sequence[str]) -> tuple[float, ...]:
+    return tuple(NAMED_ACTION_LOGIT if i == index else 0.0 for i in range(len(actions)))
 
 
 def _first(owner: Mapping[str, Any], names: Sequence[str], *kinds: type) -> Any:
@@ -260,11 +226,7 @@ def _without_thoughts(text: str) -> str:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in a text, the likeliest to be the answer first."""
-    # Every second part is fenced; the last fence may have no end.
-    fences = text.split("```")[1:-1:2]
-    for candidate in (text, *fences[:_MAX_CANDIDATES]):
-        if candidate is not text:
-            candidate = candidate[_FENCE_LANGUAGE.match(candidate).end() :]
+    for candidate in (text, *_FENCE.findall(text)[:_MAX_CANDIDATES]):
         try:
             value = json.loads(candidate)
         except (ValueError, RecursionError):

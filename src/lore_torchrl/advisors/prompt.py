@@ -18,12 +18,7 @@ _ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json", "decisions":
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question in words.
-
-    Args:
-        system: Who the model is; may be empty.
-        user: What it is asked.
-    """
+    """A question in words: who the model is, which may be empty, and what it is asked."""
 
     system: str
     user: str
@@ -48,19 +43,6 @@ class PromptTemplate:
 
     Raises:
         ValueError: If there is no such file, it lacks ``$situation``, or has an unknown field.
-
-    Examples:
-        >>> request = AdviceRequest("A door.", ("wait", "open"), "door", mission="get out")
-        >>> print(PromptTemplate("default", "logprobs").render(request).user)
-        Mission: get out
-        <BLANKLINE>
-        A door.
-        <BLANKLINE>
-        Its actions:
-        A: wait
-        B: open
-        <BLANKLINE>
-        Answer with the letter of the best action and nothing else.
     """
 
     def __init__(self, name: str, mode: str) -> None:

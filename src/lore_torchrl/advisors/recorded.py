@@ -16,7 +16,9 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -27,7 +29,7 @@ except ImportError:  # Windows, where two runs may get into one file
 
 import numpy as np
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Wrapper
 from lore_torchrl.advisors.errors import (
     AdviceError,
     DeadlineError,
@@ -73,27 +75,14 @@ INSERT INTO recording SELECT '{_FORMAT}' WHERE NOT EXISTS (SELECT 1 FROM recordi
 PRAGMA application_id = {_APPLICATION_ID};
 COMMIT;
 """
-_COLUMNS = (
-    *("cache_key", "model", "mission", "description", "actions", "logits", "confidence"),
-    *("raw", "error_kind", "error_status", "error_message", "raised", "latency_s"),
-    *("prompt_tokens", "completion_tokens", "cost", "time"),
-)
-_INSERT = f"INSERT INTO answers ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-_NULL, _NUMBER = type(None), (int, float)
-# What is read of a row, and its types.
-_READ: dict[str, tuple[type, ...]] = {
-    "cache_key": (str,),
-    "actions": (str,),
-    "logits": (str, _NULL),
-    "confidence": (*_NUMBER, _NULL),
-    "raw": (str,),
-    "error_kind": (str, _NULL),
-    "error_status": (int, _NULL),
-    "error_message": (str, _NULL),
-    "raised": (int,),
-    "prompt_tokens": (int,),
-    "completion_tokens": (int,),
-    "cost": _NUMBER,
+# What is read of a row, by its types.
+_READ = {
+    str: ("cache_key", "actions", "raw"),
+    str | None: ("logits", "error_kind", "error_message"),
+    int | None: ("error_status",),
+    int | float | None: ("confidence",),
+    int: ("raised", "prompt_tokens", "completion_tokens"),
+    int | float: ("cost",),
 }
 # Characters that are kept of an error's message, and of an answer's raw text.
 _LONGEST_MESSAGE = 1000
@@ -108,43 +97,25 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One answer of a recording.
-
-    Args:
-        answer: Advice, an error, or ``None`` where the advisor had nothing to say.
-        raised: Whether the error was raised, which fails the whole batch.
-            Default: ``False``.
-        actions: Names of the actions that were asked about; empty where the recording
-            does not say. Default: empty.
-    """
+    """One answer of a recording; an error that was ``raised`` failed the whole batch."""
 
     answer: Advice | AdviceError | None
     raised: bool = False
     actions: tuple[str, ...] = ()
 
 
-# ---- recording ----
-
-
-class RecordingAdvisor:
+class RecordingAdvisor(Wrapper):
     """Ask another advisor, and record every answer and every error to one SQLite file.
 
-    A row holds the request's text, cache key and actions, the model's name, the answer or
-    the error, the latency of its batch, tokens and cost, in the order in which the
-    answers came. What the wrapped advisor returns or raises passes through unchanged. Keys and
-    passwords that the advisor's settings, the environment or a message hold are redacted in
-    every text (:func:`~lore_torchrl.advisors.redaction.redact`).
-
-    Several calls may be under way at once, in one process or in many. Each batch is one
-    transaction: a process that is killed loses no answer that was returned and leaves no half
-    of one. The file is complete by itself after :meth:`close`; before, it may have a ``-wal``
-    file beside it that belongs to it. A ``-lock`` file beside it keeps other runs out.
+    What the wrapped advisor returns or raises passes through unchanged. Keys and passwords
+    are redacted in every text. Several calls may be under way at once, in one process or in
+    many. Each batch is one transaction: a process that is killed loses no answer that was
+    returned. Before :meth:`close`, the file may have a ``-wal`` file beside it that belongs to
+    it. A ``-lock`` file beside it keeps other runs out.
 
     Args:
         advisor: Whom to ask.
         path: The file. It and its folder are made where missing.
-
-    Keyword Args:
         append: Whether a file that holds answers already may be added to, as others may do
             at the same time; if not, this recorder alone writes. Default: ``True``.
 
@@ -154,20 +125,6 @@ class RecordingAdvisor:
             recorder has it for itself.
         ValueError: If the file is no recording, or the one that ``advisor`` answers from or
             records to. It is left as it is.
-
-    Examples:
-        >>> import asyncio, tempfile
-        >>> class Right:
-        ...     async def advise(self, requests):
-        ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
-        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> path = tempfile.mkdtemp() + "/advice.sqlite"
-        >>> recorder = RecordingAdvisor(Right(), path)
-        >>> asyncio.run(recorder.advise([request]))
-        [Advice(logits=(0.0, 3.0), confidence=1.0)]
-        >>> recorder.close()
-        >>> asyncio.run(RecordedAdvisor(path).advise([request]))
-        [Advice(logits=(0.0, 3.0), confidence=1.0)]
     """
 
     def __init__(
@@ -180,8 +137,8 @@ class RecordingAdvisor:
         self.advisor = advisor
         self.path = Path(path).expanduser().resolve()
         kinds = (RecordedAdvisor, RecordingAdvisor)
-        files = {one.path.resolve() for one in _wrapped(advisor) if isinstance(one, kinds)}
-        if self.path in files:
+        own = (one.path.resolve() for one in _wrapped(advisor) if isinstance(one, kinds))
+        if self.path in own:
             raise ValueError(
                 f"The advisor's own answers are in {str(path)!r}, which can therefore not be "
                 "recorded to: give record= another path."
@@ -190,9 +147,12 @@ class RecordingAdvisor:
             raise ValueError(f"A recording is a file, {str(self.path)!r} is a folder.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new = _is_new(self.path)
+            written = self.path.exists() and self.path.stat().st_size > 0
+            found = _open_to_read(self.path) if written else None
+            if found is not None:
+                found.close()
             self._connect(_claim(self.path, shared=append))
-            if new:
+            if found is None:
                 self._database.executescript(_BEGIN)
             (count,) = self._database.execute("SELECT COUNT(*) FROM answers").fetchone()
         except sqlite3.Error as err:
@@ -230,35 +190,37 @@ class RecordingAdvisor:
         try:
             answers = await self.advisor.advise(requests)
         except FatalAdviceError:
-            # It ends the run, which then needs no repeating.
             raise
         except asyncio.CancelledError:
-            # The service cancels what passes its deadline, and counts it so.
             self._record_failure(requests, DeadlineError("cancelled before it answered"), start)
             raise
         except Exception as error:
             self._record_failure(requests, error, start)
             raise
+        # The service refuses what is no answer, in the repeated run too.
         if not isinstance(answers, (list, tuple)) or len(answers) != len(requests):
-            # The service refuses it. What matters is that the repeated run fails here too.
             error = error_of_kind("wrong_answer_count", "not one answer a question")
             self._record_failure(requests, error, start)
-        else:
-            self._record(requests, [_entry(answer) for answer in answers], start)
+            return answers
+        wrong = error_of_kind("wrong_type", "something else where Advice was expected")
+        fits = (Advice, AdviceError, type(None))
+        entries = [Entry(one if isinstance(one, fits) else wrong) for one in answers]
+        self._record(requests, entries, start)
         return answers
 
     def _record_failure(
         self, requests: Sequence[AdviceRequest], error: Exception, start: float
     ) -> None:
-        own = error if isinstance(error, AdviceError) else None
-        kind = safe_kind(getattr(error, "kind", type(error).__name__))
-        failed = (
-            error_of_kind(kind, str(error), status=getattr(own, "status", None), usage=usage)
-            for usage in (getattr(own, "usage", None), None)
-        )
-        # One error failed the batch: its cost is in the first row alone.
-        paid, free = (Entry(each, raised=True) for each in failed)
-        self._record(requests, [paid, *[free] * (len(requests) - 1)][: len(requests)], start)
+        kind, status, usage = getattr(error, "kind", type(error).__name__), None, None
+        if isinstance(error, AdviceError):
+            status, usage = getattr(error, "status", None), error.usage
+        entries = []
+        for _ in requests:
+            failure = error_of_kind(safe_kind(kind), str(error), status=status, usage=usage)
+            entries.append(Entry(failure, raised=True))
+            # One error failed the batch: its cost is in the first row alone.
+            usage = None
+        self._record(requests, entries, start)
 
     def _record(
         self, requests: Sequence[AdviceRequest], entries: list[Entry], start: float
@@ -270,27 +232,23 @@ class RecordingAdvisor:
             _row(request, entry, model, latency_s)
             for request, entry in zip(requests, entries, strict=True)
         ]
+        if not rows:
+            return
+        columns = ", ".join(rows[0])
+        values = ", ".join(f":{name}" for name in rows[0])
         try:
             if self._pid != os.getpid():
                 # SQLite's connections do not survive a fork.
                 self._connect(None)
             with self._lock, self._database:
-                self._database.executemany(_INSERT, rows)
+                self._database.executemany(
+                    f"INSERT INTO answers ({columns}) VALUES ({values})", rows
+                )
         except sqlite3.Error as err:
             raise FatalAdviceError(
                 f"The recording {str(self.path)!r} cannot be written: {err}. Make room or give "
                 "another path; without record= the run needs none."
             ) from err
-
-    @property
-    def cache_prefix(self) -> str:
-        """The wrapped advisor's own, so that a recorder changes no cache key."""
-        return getattr(self.advisor, "cache_prefix", "")
-
-    async def aclose(self) -> None:
-        """Close the wrapped advisor's connections; the recording stays open."""
-        if hasattr(self.advisor, "aclose"):
-            await self.advisor.aclose()
 
     def close(self) -> None:
         """Close the recording, and the wrapped advisor where it can be closed."""
@@ -298,25 +256,9 @@ class RecordingAdvisor:
         if hasattr(self.advisor, "close"):
             self.advisor.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped advisor's state, so that a recorder may come or go at a resume."""
-        return self.advisor.state_dict() if hasattr(self.advisor, "state_dict") else {}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the wrapped advisor's state."""
-        if hasattr(self.advisor, "load_state_dict"):
-            self.advisor.load_state_dict(state_dict)
-
 
 def model_name(advisor: object) -> str:
-    """Return the name of the model that an advisor asks, or of the innermost advisor's class.
-
-    Examples:
-        >>> class Chat:
-        ...     model = "some-model"
-        >>> model_name(Chat())
-        'some-model'
-    """
+    """Return the name of the model that an advisor asks, or of the innermost advisor's class."""
     for one in _wrapped(advisor):
         for name in (getattr(one, "model_name", None), getattr(one, "model", None)):
             if isinstance(name, str) and name:
@@ -335,13 +277,6 @@ def _wrapped(advisor: object) -> Iterator[object]:
             pending += [getattr(one, name, None) for name in ("advisor", "before", "after")]
 
 
-def _entry(answer: Any) -> Entry:
-    if answer is None or isinstance(answer, (Advice, AdviceError)):
-        return Entry(answer)
-    message = f"{type(answer).__name__} where Advice was expected"
-    return Entry(error_of_kind("wrong_type", message))
-
-
 def _close(database: sqlite3.Connection, claim: IO[str] | None, pid: int) -> None:
     if pid == os.getpid():
         database.close()
@@ -358,6 +293,7 @@ def _claim(path: Path, *, shared: bool) -> IO[str] | None:
     claim = Path(f"{path}-lock").open("a")  # noqa: SIM115 - as long as the recorder lives
     try:
         fcntl.flock(claim, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return claim
     except BlockingIOError as err:
         claim.close()
         raise FileExistsError(
@@ -368,38 +304,42 @@ def _claim(path: Path, *, shared: bool) -> IO[str] | None:
         # A network file system that keeps no locks.
         claim.close()
         return None
-    return claim
 
 
-def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> tuple[Any, ...]:
+def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> dict[str, Any]:
     def clean(text: str, limit: int | None = None) -> str:
         # Half an emoji, as JSON may hold it, is no text to SQLite.
         return redact(text, limit=limit).encode("utf-8", "replace").decode()
 
     answer = entry.answer
-    logits = confidence = kind = status = message = None
-    usage, raw = Usage(), ""
-    if isinstance(answer, Advice):
-        # NumPy's numbers are no JSON; as Python's floats they lose no bit.
-        logits = json.dumps([float(value) for value in answer.logits])
-        confidence, usage = float(answer.confidence), answer.usage
-        raw = clean(answer.raw, _LONGEST_RAW)
-    elif answer is not None:
-        kind, usage = safe_kind(answer.kind), answer.usage
-        status = getattr(answer, "status", None)
-        message = clean(str(answer), _LONGEST_MESSAGE)
-    tokens = (usage.prompt_tokens, usage.completion_tokens)
-    # The cache key stays as it is: the answer is found by it.
-    return (
-        *(request.cache_key, clean(model), clean(request.mission), clean(request.description)),
-        *(json.dumps(request.actions), logits, confidence, raw, kind, status, message),
-        *(int(entry.raised), latency_s),
-        *(int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count))) for count in tokens),
-        *(usage.cost if math.isfinite(usage.cost) else 0.0, time.time()),
+    usage = Usage() if answer is None else answer.usage
+    advice = answer if isinstance(answer, Advice) else None
+    error = answer if isinstance(answer, AdviceError) else None
+    read, written = (
+        int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count)))
+        for count in (usage.prompt_tokens, usage.completion_tokens)
     )
-
-
-# ---- answering from a recording ----
+    return {
+        # As it is: the answer is found by it.
+        "cache_key": request.cache_key,
+        "model": clean(model),
+        "mission": clean(request.mission),
+        "description": clean(request.description),
+        "actions": json.dumps(request.actions),
+        # NumPy's numbers are no JSON; as Python's floats they lose no bit.
+        "logits": json.dumps([float(value) for value in advice.logits]) if advice else None,
+        "confidence": float(advice.confidence) if advice else None,
+        "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
+        "error_kind": safe_kind(error.kind) if error else None,
+        "error_status": getattr(error, "status", None),
+        "error_message": clean(str(error), _LONGEST_MESSAGE) if error else None,
+        "raised": int(entry.raised),
+        "latency_s": latency_s,
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "cost": usage.cost if math.isfinite(usage.cost) else 0.0,
+        "time": time.time(),
+    }
 
 
 class RecordedAdvisor:
@@ -413,20 +353,15 @@ class RecordedAdvisor:
 
     Where a key was answered several times, the first question gets the first answer, and so
     on. After the last, those of an abstract state are given again in turn; of other keys the
-    last is repeated. Recorded errors happen again, at the price they had.
-
-    A blocking run from its own recording is bitwise equal to the original. So is a resumed
-    one, since :meth:`state_dict` holds which answers were given.
+    last is repeated. Recorded errors happen again, at the price they had. A blocking run from
+    its own recording, resumed or not, is bitwise equal to the original.
 
     Args:
         path: The recording, read once, here.
-
-    Keyword Args:
         missing: What a question that is not in the recording does. ``"error"`` stops the
-            run, as a repeated run that meets a new situation is no repetition.
-            ``"mask"`` counts a ``NotRecordedError`` and goes on without that advice.
+            run, ``"mask"`` counts a ``NotRecordedError`` and goes on without that advice.
             Default: ``None``, ``"error"`` for a SQLite recording, and ``"mask"`` for
-            JSON Lines, which a run that learns will leave.
+            JSON Lines.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -455,39 +390,27 @@ class RecordedAdvisor:
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Return how many different questions have an answer."""
         return len(self._answers)
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
-        """Return the recorded answer to each request.
-
-        Raises:
-            AdviceError: If the recorded batch failed as a whole.
-            FatalAdviceError: If a request is not in the recording and ``missing`` is
-                ``"error"``.
-        """
+        """Return the recorded answer to each request."""
         entries = [self._next(request) for request in requests]
         for entry in entries:
             if entry.raised:
-                # Without the frames that an earlier raise of the same object left in it.
                 raise entry.answer.bare()
         return [entry.answer for entry in entries]
 
     def _next(self, request: AdviceRequest) -> Entry:
-        key = {
-            "cache_key": request.cache_key,
-            "abstract_state": request.abstract_state,
-            "view": _view_key(request.facts),
-        }[self._kind]
+        in_turn = self._kind == "abstract_state"
+        key = _view_key(request.facts) if self._kind == "view" else getattr(request, self._kind)
         if key is None:
             return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
-        name = key if self._kind == "abstract_state" else request.cache_key
+        name = key if in_turn else request.cache_key
         entries = self._answers.get(key)
         if entries is None:
             return self._not_recorded(f"no answer to {name!r}")
         turn = self._served.get(key, 0)
-        place = turn % len(entries) if self._kind == "abstract_state" else turn
-        entry = entries[min(place, len(entries) - 1)]
+        entry = entries[turn % len(entries) if in_turn else min(turn, len(entries) - 1)]
         if entry.actions and entry.actions != tuple(request.actions):
             return self._not_recorded(
                 f"its answer to {name!r} is about {entry.actions}, not about "
@@ -555,14 +478,14 @@ def _read_lines(path: Path) -> tuple[str, dict[str, list[Entry]]]:
 
 def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
     """Return how a SQLite recording is looked up, and its answers by key, in their order."""
-    columns = ", ".join(_READ).replace("raw", f"substr(raw, 1, {_LONGEST_RAW}) AS raw")
+    columns = ", ".join(chain(*_READ.values()))
+    columns = columns.replace("raw", f"substr(raw, 1, {_LONGEST_RAW}) AS raw")
     entries: dict[str, list[Entry]] = {}
     try:
-        database = _open_to_read(path)
-        # Text that is no UTF-8 is reported with its row.
-        database.text_factory = decoded
-        database.row_factory = sqlite3.Row
-        try:
+        with closing(_open_to_read(path)) as database:
+            # Text that is no UTF-8 is reported with its row.
+            database.text_factory = decoded
+            database.row_factory = sqlite3.Row
             if not _holds_recording(database, path):
                 raise ValueError(f"{str(path)!r} is an empty database: record to it first.")
             for row in database.execute(f"SELECT id, {columns} FROM answers ORDER BY id"):
@@ -575,8 +498,6 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
                         "answer, or record again."
                     ) from err
                 entries.setdefault(row["cache_key"], []).append(entry)
-        finally:
-            database.close()
     except sqlite3.Error as err:
         raise ValueError(
             f"{str(path)!r} cannot be read as a recording of answers ({err}). Give another "
@@ -586,9 +507,10 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
 
 
 def _read_row(row: sqlite3.Row) -> Entry:
-    for name, kinds in _READ.items():
-        if not isinstance(row[name], kinds):
-            raise TypeError(f"{name} is {type(row[name]).__name__}")
+    for kind, names in _READ.items():
+        for name in names:
+            if not isinstance(row[name], kind):
+                raise TypeError(f"{name} is {type(row[name]).__name__}")
     actions = json.loads(row["actions"])
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
         raise TypeError("actions is no list of names")
@@ -606,23 +528,24 @@ def _read_row(row: sqlite3.Row) -> Entry:
     return Entry(answer, bool(row["raised"]), tuple(actions))
 
 
-def _is_new(path: Path) -> bool:
-    """Return whether there is nothing in a file yet, without a change to it.
-
-    Raises:
-        ValueError: If what is there is no recording.
-    """
-    if not path.exists() or path.stat().st_size == 0:
-        return True
-    database = _open_to_read(path)
+def _open_to_read(path: Path) -> sqlite3.Connection | None:
+    """Return a connection to a recording, ``None`` if there is nothing in the file."""
+    # Immutable where no writer is at work: SQLite would else make files beside it, which it
+    # cannot in a read-only folder.
+    written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
+    mode = "mode=ro" if written else "immutable=1"
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=5.0)
     try:
-        return not _holds_recording(database, path)
-    finally:
+        if _holds_recording(database, path):
+            return database
+    except BaseException:
         database.close()
+        raise
+    database.close()
+    return None
 
 
 def _holds_recording(database: sqlite3.Connection, path: Path) -> bool:
-    """Return whether a database is a recording; ``False`` if there is nothing in it."""
     (owner,) = database.execute("PRAGMA application_id").fetchone()
     tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     if owner not in (0, _APPLICATION_ID) or (tables and not {"recording", "answers"} & tables):
@@ -638,11 +561,3 @@ def _holds_recording(database: sqlite3.Connection, path: Path) -> bool:
     if found != _FORMAT:
         raise ValueError(f"{str(path)!r} has format {found!r}, not {_FORMAT!r}.")
     return True
-
-
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    # Immutable where no writer is at work: SQLite would else make files beside it, which it
-    # cannot in a read-only folder.
-    written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
-    mode = "mode=ro" if written else "immutable=1"
-    return sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=5.0)

@@ -71,24 +71,10 @@ _known: set[str] = set()
 class Secret:
     """An API key that no repr, log line or error shows; :func:`redact` hides it from now on.
 
-    Pickled, one that came from an environment variable travels as the variable's name and
-    is read again at the other end, so that no checkpoint holds it. One given as text has to
-    travel as text.
-
-    Args:
-        value: The key.
-
-    Keyword Args:
-        variable: Environment variable that it came from. Default: none.
+    Pickled, one that came from an environment variable travels as the variable's name.
 
     Raises:
-        ValueError: If it holds what no HTTP header may: spaces, line ends, letters beyond
-            ASCII. The message does not show it.
-
-    Examples:
-        >>> secret = Secret("sk-1234")
-        >>> secret, redact("bad key sk-1234")
-        (Secret('***'), 'bad key [redacted]')
+        ValueError: If it holds what no HTTP header may. The message does not show it.
     """
 
     __slots__ = ("_value", "_variable")
@@ -134,29 +120,20 @@ def redact(text: str, *, limit: int | None = None) -> str:
     r"""Return ``text`` without the secrets of this process, and without what looks like one.
 
     Hidden are the remembered values and those of the environment's variables that are named
-    as keys: plain, as hex or base64 (standard or URL-safe, wherever it begins), in either
-    case, in escapes of JSON, HTML or URLs, and with white space, control or zero-width
-    characters in between. The time is linear in the text.
-
-    Args:
-        text: Any text.
-
-    Keyword Args:
-        limit: Characters that are kept. A secret at the cut leaves no beginning behind.
-            Default: all.
-
-    Examples:
-        >>> remember("hunter2")
-        >>> redact(r"401 for hunter2: h\u0075nter2 hun ter2 aHVudGVyMg==")
-        '401 for [redacted]: [redacted] [redacted] [redacted]g=='
-        >>> redact("GET http://me:word@host/v1, Authorization: Bearer abc.def")
-        'GET http://[redacted]@host/v1, Authorization: Bearer [redacted]'
+    as keys: plain, as hex or base64, in either case, in escapes of JSON, HTML or URLs, and
+    with white space, control or zero-width characters in between. The time is linear in the
+    text. Of the text ``limit`` characters are kept; a secret at the cut leaves no beginning.
     """
     cut = limit is not None and len(text) > limit + _LONGEST_SPELLING
     if cut:
         text = text[: limit + _LONGEST_SPELLING]
+    named = {
+        value
+        for name, value in os.environ.items()
+        if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
+    }
     # The longest first: one secret may begin with another.
-    if known := sorted(_known | _of_environment(), key=len, reverse=True):
+    if known := sorted(_known | named, key=len, reverse=True):
         for secret in known:
             text = text.replace(secret, REDACTED)
         text = _without_spellings(text, known)
@@ -166,12 +143,12 @@ def redact(text: str, *, limit: int | None = None) -> str:
 
 
 def _without_spellings(text: str, secrets: Iterable[str]) -> str:
-    plain, starts, ends = _unescaped(text)
+    plain, places = _unescaped(text)
     found = []
     for form in {form for secret in secrets for form in _forms(secret)}:
         at = plain.find(form)
         while at >= 0:
-            found.append((starts[at], ends[at + len(form) - 1]))
+            found.append((places[at][0], places[at + len(form) - 1][1]))
             at = plain.find(form, at + len(form))
     kept, done = [], 0
     for start, end in sorted(found):
@@ -181,67 +158,47 @@ def _without_spellings(text: str, secrets: Iterable[str]) -> str:
     return "".join((*kept, text[done:]))
 
 
-def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
+def _unescaped(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return what a text spells, and where in it each character begins and ends."""
     # "İ" is the one character whose lower case has another length.
     text = text.replace("İ", "I").lower()
     parts: list[str] = []
-    starts: list[int] = []
-    ends: list[int] = []
+    places: list[tuple[int, int]] = []
     done = 0
-    for escape in _ESCAPE.finditer(text):
-        at = escape.start()
+
+    def keep_until(at: int) -> None:
         parts.append(text[done:at])
-        starts += range(done, at)
-        ends += range(done + 1, at + 1)
+        places.extend((index, index + 1) for index in range(done, at))
+
+    for escape in _ESCAPE.finditer(text):
+        keep_until(escape.start())
         done = escape.end()
         if escape.lastgroup is not None:
             code = escape[escape.lastgroup]
             char = chr(int(code, 10 if escape.lastgroup == "decimal" else 16))
             if char != "\\" and not re.match(_INVISIBLE, char):
                 parts.append(char.lower() if char.isascii() else char)
-                starts.append(at)
-                ends.append(done)
-    parts.append(text[done:])
-    starts += range(done, len(text))
-    ends += range(done + 1, len(text) + 1)
-    return "".join(parts).translate(_URL_BASE64), starts, ends
+                places.append(escape.span())
+    keep_until(len(text))
+    return "".join(parts).translate(_URL_BASE64), places
 
 
 @lru_cache(maxsize=256)
 def _forms(secret: str) -> tuple[str, ...]:
-    """Return what an unescaped text holds that holds a secret: itself, its hex, its base64.
-
-    The three base64 forms are those of a secret that begins 0, 1 or 2 bytes into a group of
-    three: less the characters at its ends, which depend on its neighbors.
-    """
+    """Return what an unescaped text holds that holds a secret: itself, its hex, its base64."""
     raw = secret.encode("utf-8", "surrogatepass")
     forms = [_unescaped(secret)[0], raw.hex()]
+    # It may begin anywhere in base64's groups of three bytes. The characters at its ends
+    # depend on its neighbors.
     for before in range(3):
         code = base64.b64encode(bytes(before) + raw).decode().lower()
         forms.append(code[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3])
     return tuple(form for form in forms if len(form) >= _SHORTEST)
 
 
-def _of_environment() -> set[str]:
-    return {
-        value
-        for name, value in os.environ.items()
-        if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
-    }
-
-
 def redact_all(value: Any) -> Any:
-    """Return settings as plain mappings and lists, with every text of theirs redacted.
-
-    Args:
-        value: A dataclass, a mapping, a sequence, or what they hold.
-
-    Examples:
-        >>> redact_all({"base_url": "http://me:word@host/v1", "steps": (1, 2)})
-        {'base_url': 'http://[redacted]@host/v1', 'steps': [1, 2]}
-    """
-    if is_dataclass(value) and not isinstance(value, type):
+    """Return settings as plain mappings and lists, with every text of theirs redacted."""
+    if is_dataclass(value):
         value = asdict(value)
     if isinstance(value, str):
         return redact(value)
@@ -254,10 +211,7 @@ def redact_all(value: Any) -> Any:
 
 @contextmanager
 def redacted_log() -> Iterator[None]:
-    """Redact every record that is logged meanwhile, whoever logs it and wherever it goes.
-
-    The records of other libraries too: at ``DEBUG``, clients of HTTP log headers.
-    """
+    """Redact every record that is logged meanwhile, by other libraries too."""
     make = logging.getLogRecordFactory()
     logging.setLogRecordFactory(_redacting(make))
     try:
@@ -311,15 +265,7 @@ class _RedactedStream:
 
 
 def visible(text: str) -> str:
-    r"""Return ``text`` with what a terminal acts on, or does not show, as escapes.
-
-    Control characters, zero-width characters, marks of writing direction and lone surrogates
-    become ``\x1b``, ``\u202e`` and so on.
-
-    Examples:
-        >>> print(visible("red: \x1b[31m"))
-        red: \x1b[31m
-    """
+    """Return ``text`` with what a terminal acts on, or does not show, as escapes."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
@@ -328,15 +274,8 @@ def visible(text: str) -> str:
 def shown(text: str, limit: int = 200) -> str:
     r"""Return the start of foreign text, such as a server's, on one line fit for a log.
 
-    It is redacted, its white space is collapsed, and what does not show is escaped.
-
-    Args:
-        text: Any text.
-        limit: Characters at most. Default: ``200``.
-
-    Examples:
-        >>> shown("two\n lines"), shown("a" * 9, limit=5)
-        ('two lines', 'aaaa…')
+    It is redacted and cut at ``limit`` characters, its white space is collapsed, and what does
+    not show is escaped.
     """
     # Far more than is kept, since white space is collapsed; not all, which may be a megabyte.
     line = visible(" ".join(redact(text, limit=_WINDOW * limit).split()))
@@ -350,20 +289,13 @@ def secrets_of(owner: object) -> set[str]:
     ``token`` or ``Authorization``, in the object or in what it holds; and the user, password
     and query in an address under a name such as ``base_url``. A name that ends with ``_env``
     is that of a variable.
-
-    Args:
-        owner: Settings, an advisor or any other object.
-
-    Examples:
-        >>> sorted(secrets_of({"api_key": "hidden-value", "url": "http://me:password@host"}))
-        ['hidden-value', 'me:password', 'password']
     """
     found: set[str] = set()
-    _collect(owner, found, seen=set(), depth=0)
+    _collect(owner, found, set(), 0)
     return {secret for secret in found if len(secret) >= _SHORTEST}
 
 
-def _collect(owner: object, found: set[str], *, seen: set[int], depth: int) -> None:
+def _collect(owner: object, found: set[str], seen: set[int], depth: int) -> None:
     if id(owner) in seen or depth > _DEEPEST:
         return
     if isinstance(owner, (type, ModuleType)) or inspect.isroutine(owner):
@@ -372,25 +304,21 @@ def _collect(owner: object, found: set[str], *, seen: set[int], depth: int) -> N
         return
     seen.add(id(owner))
     for name, value in list(islice(_members(owner), _WIDEST)):
-        # Pydantic and we wrap secrets so that printing does not show them.
+        # Pydantic and we wrap secrets so.
         if hasattr(value, "get_secret_value"):
             found.add(str(value.get_secret_value()))
             continue
         if isinstance(value, bytes):
             value = value.decode("utf-8", errors="replace")
         if isinstance(value, str):
-            if _SECRET_NAME.search(name) and not _names_a_variable(name, value):
+            names_it = name.lower().endswith("_env") and (value.isupper() or value in os.environ)
+            if _SECRET_NAME.search(name) and not names_it:
                 # "Bearer <key>" hides the key as well as the whole.
                 found.update((value, *value.split()))
             elif name.lower().endswith(("url", "uri", "proxy")):
                 found.update(_in_address(value))
         elif not isinstance(value, (int, float, complex, type(None))):
-            _collect(value, found, seen=seen, depth=depth + 1)
-
-
-def _names_a_variable(name: str, value: str) -> bool:
-    # Whoever puts the key itself there has not lost it.
-    return name.lower().endswith("_env") and (value.isupper() or value in os.environ)
+            _collect(value, found, seen, depth + 1)
 
 
 def _in_address(url: str) -> list[str]:

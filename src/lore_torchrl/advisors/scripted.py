@@ -16,32 +16,22 @@ class ScriptedAdvisor:
     r"""Advise what a planner finds best, degraded to a chosen competence.
 
     The action advised gets the logit ``sharpness``, the others 0. Where the planner
-    returns ``None`` there is no advice. A cache in front keeps the first answer of each
-    situation, so that below competence 1 its errors are then the same at every visit.
+    returns ``None`` there is no advice.
 
     Args:
         planner: Returns one value an action, higher is better, or ``None``. Among equals
-            the first counts. If it has a method ``confidence(request)``, from 0 to 1, that
-            scales the confidence of its advice for this request. One with settings of its
-            own names them in ``cache_prefix``, by which a store keeps answers apart.
+            the first counts. A method ``confidence(request)``, from 0 to 1, scales the
+            confidence; an attribute ``cache_prefix`` names settings of its own.
         competence: With :math:`c \ge 0`, the best action with probability :math:`c`, else
             a uniformly random one; with :math:`c < 0`, a worst action with probability
             :math:`|c|`, else a uniformly random one. Default: ``1.0``.
         sharpness: Logit of the action advised. Default: ``3.0``.
-        confidence: Confidence that its advice claims, right or wrong, from 0 to 1: the same
-            for all, or scaled by the planner's. Default: ``1.0``.
+        confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
         seed: Seed of the advisor's own random stream. Default: ``0``.
 
     Raises:
         ValueError: If an argument is out of range, or the planner's values do not match
             the actions.
-
-    Examples:
-        >>> import asyncio
-        >>> request = AdviceRequest("at the door", ("wait", "open"), "door")
-        >>> advisor = ScriptedAdvisor(lambda request: [0.0, 1.0])
-        >>> asyncio.run(advisor.advise([request]))
-        [Advice(logits=(0.0, 3.0), confidence=1.0)]
     """
 
     def __init__(

@@ -12,20 +12,14 @@ from lore_torchrl.advisors.redaction import redact, remember, secrets_of, visibl
 
 _BAR = 40
 _RAW = 4000
-# What a chat advisor tells about itself.
 _ATTRIBUTES = {"mode": "chosen_mode", "requests": "requests_sent", "prompt hash": "prompt_hash"}
 
 
 async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]:
-    """Ask, and return the report and whether there was advice.
-
-    Args:
-        advisor: Whom to ask.
-        request: The question.
-    """
+    """Ask, and return the report and whether there was advice."""
     remember(*secrets_of(advisor))
     lines = ["Observation", "-----------", request.description, ""]
-    if hasattr(advisor, "prompt") and callable(advisor.prompt):
+    if callable(getattr(advisor, "prompt", None)):
         lines += ["Prompt", "------", str(advisor.prompt(request)), ""]
     started = time.perf_counter()
     try:
@@ -49,13 +43,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
 
 
 def bars(actions: Sequence[str], advice: Advice) -> list[str]:
-    r"""Return a line for each action: name, bar, probability and logit.
-
-    Examples:
-        >>> print(*bars(("left", "go"), Advice(logits=(0.0, 0.0))), sep="\n")
-        left  ####################                      50.0%  logit   0.00
-        go    ####################                      50.0%  logit   0.00
-    """
+    r"""Return a line for each action: name, bar, probability and logit."""
     top = max(advice.logits)
     weights = [math.exp(value - top) for value in advice.logits]
     width = max(map(len, actions))
