@@ -23,7 +23,7 @@ def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -
     """Make one row of a batch, with its own random stream.
 
     Args:
-        make: Makes one environment: see :meth:`GymAdapter.make_gym`.
+        make: See :meth:`GymAdapter.make_gym`.
         seed: Seed of all its episodes.
         pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
 
@@ -58,19 +58,10 @@ class GymAdapter(ABC):
         """
 
     def success(self, following: TensorDictBase) -> Tensor:
-        """Return ``success``, bool ``[N, 1]``: here, terminated with a reward above 0.
-
-        Args:
-            following: Output of a step.
-        """
+        """Return ``success``, bool ``[N, 1]``, of a step: terminated with a reward above 0."""
         return following.get("terminated") & (following.get("reward") > 0)
 
     def make_env(self, *, pixels: bool = False, **batch: Any) -> TransformedEnv:
-        """Make a batch: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
-
-        Keyword Args:
-            pixels: Whether to draw each observation by ``render()``. Default: ``False``.
-            batch: Keywords of :func:`~lore_torchrl.envs.batch.batch_rows`.
-        """
+        """Make a batch: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`."""
         rows = batch_rows(partial(make_row, self.make_gym, pixels=pixels), **batch)
         return TransformedEnv(rows, Success(self.success))
