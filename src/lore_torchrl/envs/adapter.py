@@ -90,8 +90,7 @@ def build_adapter(
         options: Further keywords of the class.
 
     Raises:
-        ValueError: If there is no such class, it does not take these options, or one whose
-            default is true or false is neither.
+        ValueError: If there is no such class, or it does not take these options.
         TypeError: If a method of :class:`EnvAdapter` is missing.
     """
     module, _, name = path.rpartition(".")
@@ -186,11 +185,6 @@ def sample_request(
 
     Raises:
         ValueError: If ``steps`` is negative, or the request lacks the picture asked for.
-
-    Examples:
-        >>> from lore_torchrl.envs.minigrid import MiniGrid
-        >>> sample_request(MiniGrid("MiniGrid-Empty-5x5-v0"), steps=2).actions[:2]
-        ('left', 'right')
     """
     if steps < 0:
         raise ValueError(f"steps must not be negative, got {steps}.")

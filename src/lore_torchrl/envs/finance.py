@@ -64,11 +64,6 @@ class FinancialRegimes:
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> env = FinancialRegimes(max_steps=10).make_env(num_envs=2, seed=0)
-        >>> env.rollout(10)["observation"].shape
-        torch.Size([2, 10, 23])
     """
 
     def __init__(
@@ -102,12 +97,12 @@ class FinancialRegimes:
         env.append_transform(RewardSum()).append_transform(Success(self.success))
         return env.append_transform(PriceChart(self.settings["window"])) if pixels else env
 
+    def _make_row(self, seed: int) -> EnvBase:
+        return RegimeSwitchingEnv(**self.settings, seed=seed)
+
     def success(self, following: TensorDictBase) -> Tensor:
         """Return whether a year has ended in profit, bool ``[N, 1]``."""
         return following.get("done") & (following.get("episode_reward") > 0)
-
-    def _make_row(self, seed: int) -> EnvBase:
-        return RegimeSwitchingEnv(**self.settings, seed=seed)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MarketDescriber:
         """Make the describer, which has no memory but the window, and no picture."""
@@ -148,11 +143,6 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> env = RegimeSwitchingEnv(window=8, max_steps=3)
-        >>> env.rollout(10)["next", "terminated"].flatten()
-        tensor([False, False,  True])
     """
 
     def __init__(
@@ -276,10 +266,8 @@ class PriceChart(ObservationTransform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entry."""
-        shape = (*observation_spec.shape, _HEIGHT, self.columns, 3)
-        observation_spec["pixels"] = Bounded(
-            0, 255, shape, dtype=torch.uint8, device=observation_spec.device
-        )
+        shape, device = (*observation_spec.shape, _HEIGHT, self.columns, 3), observation_spec.device
+        observation_spec["pixels"] = Bounded(0, 255, shape, dtype=torch.uint8, device=device)
         return observation_spec
 
 
@@ -373,8 +361,8 @@ class MarketDescriber(MemorylessDescriber):
     def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the abstract state: direction, band of volatility and position."""
         market = self._read(observation)
-        rules = f"{market.days}d {self.cost:g}"
-        return f"{rules} {market.direction} {market.mood} {'in' if market.held else 'out'}"
+        seen = f"{market.direction} {market.mood} {'in' if market.held else 'out'}"
+        return f"{market.days}d {self.cost:g} {seen}"
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this day."""
@@ -444,13 +432,6 @@ class MomentumPlanner:
 
     Raises:
         ValueError: If ``calm_confidence`` lies outside 0 to 1.
-
-    Examples:
-        >>> facts = {"trend": 2.0, "volatility": 0.3, "days": 19, "held": False, "cost": 0.001}
-        >>> request = AdviceRequest("", ACTIONS, "", facts={**facts, "ending": False})
-        >>> values = MomentumPlanner()(request)
-        >>> ACTIONS[max(range(3), key=values.__getitem__)]
-        'buy'
     """
 
     def __init__(self, *, calm_confidence: float = 1.0) -> None:

@@ -81,11 +81,7 @@ class FrozenLake(GymAdapter):
 class FrozenLakeDescriber(MemorylessDescriber):
     """The map with the agent on it, as text.
 
-    Args:
-        squares: Rows of the map, of S, F, H and G.
-
-    Keyword Args:
-        slippery: Whether moves go astray.
+    ``squares`` are the rows of the map, of S, F, H and G; ``slippery`` is whether moves go astray.
     """
 
     in_keys = ("observation",)
@@ -132,12 +128,6 @@ class FrozenLakePlanner:
         \quad \gamma = 0.99
 
     Its arguments are those of :class:`FrozenLakeDescriber`.
-
-    Examples:
-        >>> planner = FrozenLakePlanner(("SF", "HG"), slippery=False)
-        >>> values = planner(AdviceRequest("", ACTIONS, "0", facts={"square": 0}))
-        >>> ACTIONS[max(range(4), key=values.__getitem__)]
-        'right'
     """
 
     def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:

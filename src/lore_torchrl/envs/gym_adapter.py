@@ -22,10 +22,7 @@ except ImportError as err:
 def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -> EnvBase:
     """Make one row of a batch, with its own random stream.
 
-    Args:
-        make: See :meth:`GymAdapter.make_gym`.
-        seed: Seed of all its episodes.
-        pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
+    ``make`` is as :meth:`GymAdapter.make_gym`, ``seed`` that of all episodes.
 
     Raises:
         ValueError: If it is to be drawn and its ``render_mode`` is not ``"rgb_array"``.
@@ -50,11 +47,7 @@ class GymAdapter(ABC):
 
         Its observations are a ``Dict`` with ``observation``, a float32 ``Box`` of one dimension;
         its actions are ``Discrete`` or a bounded ``Box``. With ``parallel`` the adapter must be
-        picklable.
-
-        Args:
-            pixels: Whether it is to be drawn, and needs ``render_mode="rgb_array"``.
-                Default: ``False``.
+        picklable, with ``pixels`` its ``render_mode`` be ``"rgb_array"``.
         """
 
     def success(self, following: TensorDictBase) -> Tensor:

@@ -113,10 +113,6 @@ def energy(angle: float, speed: float) -> float:
 
     in joules, for a rod of mass 1 kg and length 1 m under 10 m/s², an ``angle`` from upright
     in radians and a ``speed`` in radians a second.
-
-    Examples:
-        >>> energy(0.0, 0.0), energy(math.pi, 0.0)
-        (5.0, -5.0)
     """
     return speed**2 / 6.0 + 5.0 * math.cos(angle)
 
@@ -130,19 +126,15 @@ class PendulumDescriber(MemorylessDescriber):
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the rounded angle and speed."""
-        return "{},{}".format(*self._rounded(observation))
+        return "{},{}".format(*_round(observation))
 
     def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return angle and speed, rounded coarsely everywhere."""
-        return "{},{}".format(*_round(*_state(observation), _COARSE))
-
-    def _rounded(self, observation: Mapping[str, Any]) -> tuple[int, float]:
-        angle, speed = _state(observation)
-        return _round(angle, speed, _FINE if abs(angle) < _BALANCE else _COARSE)
+        return "{},{}".format(*_round(observation, near_top=_COARSE))
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this state."""
-        degrees, speed = self._rounded(observation)
+        degrees, speed = _round(observation)
         angle = math.radians(degrees)
         if abs(angle) < UPRIGHT:
             where = "nearly upright"
@@ -167,12 +159,13 @@ class PendulumDescriber(MemorylessDescriber):
         )
 
 
-def _state(observation: Mapping[str, Any]) -> tuple[float, float]:
+def _round(
+    observation: Mapping[str, Any], near_top: tuple[int, float] = _FINE
+) -> tuple[int, float]:
+    """Return the angle in degrees and the speed, rounded."""
     cosine, sine, speed = (float(value) for value in observation["observation"])
-    return math.atan2(sine, cosine), speed
-
-
-def _round(angle: float, speed: float, cell: tuple[int, float]) -> tuple[int, float]:
+    angle = math.atan2(sine, cosine)
+    cell = near_top if abs(angle) < _BALANCE else _COARSE
     degrees = round(math.degrees(angle) / cell[0]) * cell[0]
     # Straight down is one place, and adding zero makes -0.0 the same as 0.0.
     return 180 if degrees == -180 else degrees, round(speed / cell[1]) * cell[1] + 0.0
@@ -190,14 +183,6 @@ class PendulumPlanner:
 
     clipped to the motor's range; a torque's value is how near it comes to it. Swing-up by
     energy control: https://doi.org/10.1016/S0005-1098(99)00140-5.
-
-    Examples:
-        >>> ask = lambda angle, speed: AdviceRequest(
-        ...     "", tuple(TORQUES), "", facts={"angle": angle, "speed": speed}
-        ... )
-        >>> values = PendulumPlanner()(ask(3.0, 2.0))
-        >>> list(TORQUES)[values.index(max(values))]
-        'strong counterclockwise'
     """
 
     def __call__(self, request: AdviceRequest) -> list[float] | None:

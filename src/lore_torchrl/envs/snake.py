@@ -29,12 +29,12 @@ Cell = tuple[int, int]
 class SnakeEnv(gym.Env):
     """A snake on a square field, with an apple, and another snake that moves at random.
 
-    The snake moves by one cell, and grows by one with each apple. An episode ends when it
-    hits the wall, itself or the other one (reward -1), and when it has eaten ``apples``
-    (reward 1 each). With ``poison`` an apple costs 1 and ends nothing.
+    The snake grows by one with each apple. An episode ends when it hits the wall, itself or
+    the other one (reward -1), and when it has eaten ``apples`` (reward 1 each). With
+    ``poison`` an apple costs 1 and ends nothing.
 
-    ``observation`` is what is near, and where the apple lies, both seen from the head: the
-    same danger looks the same everywhere. ``field`` is all, from above.
+    ``observation`` is what is near, and where the apple lies, seen from the head; ``field`` is
+    all, from above.
 
     Keyword Args:
         size: Cells of a side, at least 4. Default: ``7``.

@@ -55,10 +55,6 @@ def things_around(view: np.ndarray, cell: Cell) -> set[str]:
     """Return what the game takes to be near a cell: nothing at the world's left and upper edge.
 
     Its own look-up slices from -1 there, which is empty.
-
-    Args:
-        view: Codes of the local view, ``[columns, rows]``.
-        cell: Column and row of a cell of it that is in the world.
     """
     x, y = cell
     edge = CODE["edge"]
