@@ -337,11 +337,8 @@ class Market:
 class MarketDescriber(MemorylessDescriber):
     """The window of prices as text: trend, last week, volatility, regime, position, cost.
 
-    All numbers are rounded as in :class:`Market`, so that an answer serves again.
-
-    Keyword Args:
-        cost: Cost of a trade at the year's first price.
-        max_steps: Days of an episode.
+    All numbers are rounded as in :class:`Market`. ``cost`` is that of a trade at the year's first
+    price, ``max_steps`` the days of an episode.
     """
 
     in_keys = ("price_history", "current_holdings", "entry_price", "day")

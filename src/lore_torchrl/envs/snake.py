@@ -187,9 +187,9 @@ class Snake(GymAdapter):
     def make_gym(self, pixels: bool = False) -> gym.Env:
         """Make a field; ``observation`` is what lies within two cells of the head, ``[108]``.
 
-        25 cells each for bodies of its own, the apple, the other snake and what is beyond the
-        edge, by rows; then whether the apple lies above, level or below, and how far down, in
-        sides of the field; and the same from left to right.
+        25 cells each for bodies of its own, the apple, the other snake and beyond the edge; then
+        whether the apple lies above, level or below, and how far down, in sides of the field;
+        and the same from left to right.
         """
         return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
 

@@ -43,9 +43,7 @@ _TILE = 32
 class CrafterDescriber(MemorylessDescriber):
     """The local view as a map, inventory, needs and achievements.
 
-    Keyword Args:
-        image: Whether requests hold the view as a PNG, drawn with Crafter's own tiles as by
-            day. Default: ``False``.
+    ``image`` is whether requests hold the view as a PNG, drawn with Crafter's tiles as by day.
     """
 
     in_keys = ("view", "inventory", "stance", "achievements")

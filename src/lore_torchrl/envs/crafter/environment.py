@@ -48,8 +48,8 @@ class _World(crafter.engine.World):
 class _Game(crafter.Env):
     """The game, the same for a seed in every process, and without pictures where none is wanted.
 
-    Crafter draws the noise of its night pictures from the world's random stream. Where no
-    picture is made, as many numbers are drawn, so that the world goes on the same.
+    Crafter draws the noise of its night pictures from the world's random stream: where no
+    picture is made, as many numbers are drawn.
     """
 
     def __init__(self, *, drawn: bool, area: tuple[int, int]) -> None:
@@ -99,8 +99,8 @@ class CrafterEnv(gym.Env):
     | ``achievements`` | bool ``[22]`` | unlocked in this episode |
     | ``action_mask`` | bool ``[17]`` | whether the rules let an action have an effect |
 
-    The first, with the codes and the facing one-hot and all else scaled to 0 to 1, is there
-    unless ``observe="pixels"``, the second unless ``observe="symbolic"``.
+    The first, codes and facing one-hot, all else in 0 to 1, is there unless
+    ``observe="pixels"``, the second unless ``observe="symbolic"``.
 
     The reward is Crafter's: 1 for each first unlocking, and a tenth of each gain or loss of
     health. An episode terminates with death. For a seed the worlds are the same in every

@@ -148,11 +148,8 @@ class TensorObservation(gym.ObservationWrapper):
 class MiniGridObservation(ObservationTransform):
     """Write features, action mask and mission text beside the raw view.
 
-    Keyword Args:
-        mission: The mission where it never varies; ``None`` reads it from each row, and
-            ``observation`` then ends with :func:`mission_features`.
-        num_actions: Number of actions of the environment.
-        done_is_valid: See :func:`valid_actions`.
+    ``mission`` is that which never varies; ``None`` reads it from each row, and ``observation``
+    then ends with :func:`mission_features`. The rest is as of :func:`valid_actions`.
     """
 
     def __init__(self, *, mission: str | None, num_actions: int, done_is_valid: bool) -> None:

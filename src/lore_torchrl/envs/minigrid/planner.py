@@ -380,11 +380,7 @@ class _SubGoal:
 
 
 def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Distances:
-    """Return the steps to complete ``goal`` from each (position, heading) that can.
-
-    Dijkstra backwards from the states that face a target: entering a closed door costs a
-    toggle more.
-    """
+    """Return the steps to complete ``goal`` from each (position, heading), by Dijkstra's way."""
     distance: _Distances = {}
     queue: list[tuple[float, _Cell, int]] = []
     cost = cache(partial(now.entry_cost, push=push))
@@ -423,11 +419,7 @@ def _reachable(now: _Situation, goal: _SubGoal) -> bool:
 
 
 def _turning_reveals(now: _Situation, view: _Cell) -> bool:
-    """Return whether a turn on the spot is sure to show an unseen cell.
-
-    Sight spreads as in MiniGrid, row by row away from the agent, and is taken to end at what is
-    unseen. ``view`` has the columns and rows of the agent's view.
-    """
+    """Return whether a turn on the spot is sure to show an unseen cell, sight as in MiniGrid."""
     for heading in (1, 2, 3):
         (ahead_x, ahead_y), (right_x, right_y) = _HEADINGS[heading], _HEADINGS[(heading + 1) % 4]
         row = {0}
