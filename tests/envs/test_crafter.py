@@ -132,7 +132,6 @@ def test_masked_actions_change_nothing():
     ("settings", "message"),
     [
         ({"observe": "smell"}, "observe.*smell"),
-        ({"max_steps": 0}, "max_steps.*0"),
         ({"area": (4, 16)}, "area.*4"),
         ({"goal": "fly"}, "collect_coal.*fly"),
     ],

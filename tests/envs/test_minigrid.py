@@ -139,10 +139,9 @@ def test_evaluation_seeds_are_disjoint_from_training_seeds():
 @pytest.mark.parametrize(
     ("settings", "value"),
     [
-        ({"num_envs": 0}, "0"),
+        ({"num_envs": 1001}, "1000"),
         ({"seed": -1}, "-1"),
         ({"seed": 1_000_000}, "1000000"),
-        ({"max_steps": 0}, "0"),
     ],
 )
 def test_bad_settings_fail_with_the_value(settings, value):

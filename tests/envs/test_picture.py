@@ -22,12 +22,6 @@ def test_pixels_survive_the_file():
     assert np.array_equal(decode_png(encode_png(pixels)), pixels)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 4), (0, 7, 3)])
-def test_what_is_no_picture_is_refused(shape):
-    with pytest.raises(ValueError, match="pixels"):
-        encode_png(np.zeros(shape, dtype=np.uint8))
-
-
 def test_a_view_is_drawn_with_the_agent_facing_up():
     pytest.importorskip("minigrid")
     from lore_torchrl.envs.minigrid import MiniGridDescriber

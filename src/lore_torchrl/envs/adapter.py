@@ -90,8 +90,7 @@ def build_adapter(
         options: Further keywords of the class.
 
     Raises:
-        ValueError: If there is no such class, it does not take these options, or one whose
-            default is true or false is neither.
+        ValueError: If there is no such class, or it does not take these options.
         TypeError: If a method of :class:`EnvAdapter` is missing.
     """
     module, _, name = path.rpartition(".")
@@ -144,10 +143,7 @@ def anchors_of(describer: Describer) -> torch.Tensor | None:
 def read_row(tensordict: TensorDictBase, row: int | None, in_keys: Sequence[str]) -> dict[str, Any]:
     """Return one row's entries as a describer takes them: arrays, and text as ``str``.
 
-    Args:
-        tensordict: Output of an environment.
-        row: Index into its batch, ``None`` for one without.
-        in_keys: The describer's.
+    ``row`` is an index into the batch, ``None`` for a ``tensordict`` without.
     """
     values = {}
     for key in in_keys:
@@ -189,26 +185,20 @@ def sample_request(
 
     Raises:
         ValueError: If ``steps`` is negative, or the request lacks the picture asked for.
-
-    Examples:
-        >>> from lore_torchrl.envs.minigrid import MiniGrid
-        >>> sample_request(MiniGrid("MiniGrid-Empty-5x5-v0"), steps=2).actions[:2]
-        ('left', 'right')
     """
     if steps < 0:
         raise ValueError(f"steps must not be negative, got {steps}.")
     env = adapter.make_env(num_envs=1, seed=seed)
     describer = adapter.make_describer(memory=memory, image=image)
-    num_actions = len(describer.actions)
     actions = anchors_of(describer)
     if actions is None:
-        actions = torch.eye(num_actions, dtype=torch.long)
+        actions = torch.eye(len(describer.actions), dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
     tensordict = env.reset()
     seen = read_row(tensordict, 0, describer.in_keys)
     describer.observe(0, seen, None, reset=True)
     for _ in range(steps):
-        mask = tensordict.get("action_mask", torch.ones(1, num_actions))
+        mask = tensordict.get("action_mask", torch.ones(1, len(actions)))
         choices = mask[0].nonzero().flatten()
         action = choices[torch.randint(len(choices), (), generator=generator)]
         stepped, tensordict = env.step_and_maybe_reset(

@@ -23,21 +23,11 @@ EVAL_SEED_OFFSET = MAX_SEED * MAX_ENVS
 def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
     """Return the seed of one row of a batch: ``seed * 1000 + row``.
 
-    Evaluation adds :data:`EVAL_SEED_OFFSET`, the number of training row seeds, so that no
-    evaluation row shares its random stream with a training row or with another row. (In small
-    levels two streams can still draw the same layout.)
-
-    Args:
-        seed: Seed of the run, from 0 to 999,999.
-        row: Row of the batch, from 0 to 999.
-        evaluation: Whether to return a held-out seed. Default: ``False``.
+    Evaluation adds :data:`EVAL_SEED_OFFSET`, so that no two rows share a random stream. (In
+    small levels two streams can still draw the same layout.)
 
     Raises:
-        ValueError: If ``seed`` or ``row`` is out of range.
-
-    Examples:
-        >>> row_seed(3, 1), row_seed(3, 1, evaluation=True)
-        (3001, 1000003001)
+        ValueError: If ``seed`` is not in 0 to 999,999, or ``row`` not in 0 to 999.
     """
     for name, value, end in (("seed", seed, MAX_SEED), ("row", row, MAX_ENVS)):
         if not 0 <= value < end:
@@ -46,11 +36,7 @@ def row_seed(seed: int, row: int, *, evaluation: bool = False) -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global random streams of Python, NumPy and PyTorch.
-
-    Args:
-        seed: Seed of all three, in ``[0, 2**32)``.
-    """
+    """Seed the global random streams of Python, NumPy and PyTorch, in ``[0, 2**32)``."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -66,20 +52,12 @@ def batch_rows(
 ) -> EnvBase:
     """Make a batch of environments, seeded row by row.
 
-    Args:
-        make_row: Makes one row of its seed. With ``parallel`` it must be picklable.
-
-    Keyword Args:
-        num_envs: Number of rows, up to 1000.
-        seed: Seed of the run: see :func:`row_seed`.
-        evaluation: Whether to draw from the held-out seeds. Default: ``False``.
-        parallel: Whether each row gets its own process. Default: ``False``.
+    ``make_row`` makes one row of its seed, and must be picklable with ``parallel``; the rest is as
+    of :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
 
     Raises:
-        ValueError: If ``num_envs`` or ``seed`` is out of range.
+        ValueError: If there are more than 1000 rows, or ``seed`` is out of range.
     """
-    if not 1 <= num_envs <= MAX_ENVS:
-        raise ValueError(f"num_envs must lie in [1, {MAX_ENVS}], got {num_envs}.")
     seeds = [row_seed(seed, row, evaluation=evaluation) for row in range(num_envs)]
     makers = [partial(_make_seeded, make_row, row, os.getpid()) for row in seeds]
     return (ParallelEnv if parallel else SerialEnv)(num_envs, makers)
@@ -93,10 +71,8 @@ def _make_seeded(make_row: Callable[[int], EnvBase], seed: int, run_pid: int) ->
 
 
 def close_env(env: EnvBase) -> None:
-    """Close an environment, opened or not, and leave the number of threads as it was.
-
-    Closing a batched one makes TorchRL 0.14 raise it to that of the process's start.
-    """
+    """Close an environment, opened or not, and leave the number of threads as it was."""
+    # TorchRL 0.14 raises it to that of the process's start.
     threads = torch.get_num_threads()
     env.close(raise_if_closed=False)
     torch.set_num_threads(threads)
@@ -114,10 +90,7 @@ class ObservationTransform(Transform):
 class Success(Transform):
     """Write ``success``, bool ``[*B, 1]``, beside ``done``; false at a reset.
 
-    Put it on the outermost batch.
-
-    Args:
-        rule: Returns whether the episode has succeeded, bool ``[*B, 1]``, of a step's output.
+    ``rule`` returns whether the episode has succeeded, bool ``[*B, 1]``, of a step's output.
     """
 
     def __init__(self, rule: Callable[[TensorDictBase], Tensor]) -> None:
@@ -134,8 +107,6 @@ class Success(Transform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entry."""
-        shape = (*observation_spec.shape, 1)
-        observation_spec["success"] = Binary(
-            1, shape=shape, dtype=torch.bool, device=observation_spec.device
-        )
+        shape, device = (*observation_spec.shape, 1), observation_spec.device
+        observation_spec["success"] = Binary(shape=shape, dtype=torch.bool, device=device)
         return observation_spec

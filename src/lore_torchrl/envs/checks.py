@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +18,8 @@ from lore_torchrl.envs.batch import close_env
 class Sizes(NamedTuple):
     """What an agent must fit.
 
-    Size of ``observation`` and shape of ``frame``, each ``None`` where there is none; number
-    of actions, or of dimensions of a continuous one; and its lowest and highest value, each
-    ``[A]``, ``None`` where actions are discrete.
+    Size of ``observation`` and shape of ``frame``, ``None`` where there is none; number of
+    actions, or of dimensions of a continuous one, and its lowest and highest value, each ``[A]``.
     """
 
     observation_dim: int | None
@@ -77,12 +76,11 @@ def check_adapter(
             # A stock run, which has no describer, goes on from the same random numbers.
             with torch.random.fork_rng(devices=[]):
                 tensordict = env.reset()
-                request = _check_question(
-                    describer, tensordict, None, abstract_states=abstract_states
-                )
+                keys = ("cache_key", "abstract_state")[: 1 + abstract_states]
+                request = _check_question(describer, tensordict, None, keys)
                 following = env.step(tensordict.set("action", actions[:1].repeat(2, 1)))["next"]
                 if not following["done"][0]:
-                    _check_question(describer, following, 0, abstract_states=abstract_states)
+                    _check_question(describer, following, 0, keys)
             if image:
                 check_picture(request, describer)
             values = planner(request) if (planner := planner_of(adapter)) else None
@@ -173,11 +171,11 @@ def _named_actions(describer: Describer, sizes: Sizes, name: str) -> torch.Tenso
 
 
 def _check_question(
-    describer: Describer, tensordict: TensorDictBase, action: int | None, *, abstract_states: bool
+    describer: Describer, tensordict: TensorDictBase, action: int | None, keys: Sequence[str]
 ) -> AdviceRequest:
     kind, seen = type(describer).__name__, read_row(tensordict, 0, describer.in_keys)
     describer.observe(0, seen, action, reset=action is None)
-    for part in ("cache_key", "abstract_state") if abstract_states else ("cache_key",):
+    for part in keys:
         key = getattr(describer, part)(0, seen)
         if not isinstance(key, str):
             raise TypeError(f"{kind}.{part}() must return text, got {type(key).__name__}.")

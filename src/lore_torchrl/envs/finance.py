@@ -12,13 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
-from torchrl.envs import (
-    EnvBase,
-    FinancialRegimeEnv,
-    RewardScaling,
-    RewardSum,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, FinancialRegimeEnv, RewardScaling, RewardSum, TransformedEnv
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.adapter import MemorylessDescriber
@@ -27,7 +21,6 @@ from lore_torchrl.envs.batch import ObservationTransform, Success, batch_rows
 ACTIONS = ("hold", "buy", "sell")
 DAYS_A_YEAR = 252
 WEEK = 5
-MIN_WINDOW = WEEK + 1
 # Volatilities, a year's, that are told apart.
 _LEVELS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
 #: Volatility up to which a market is calm, and from which it is turbulent.
@@ -56,33 +49,21 @@ REGIMES = (
 class FinancialRegimes:
     """:class:`RegimeSwitchingEnv` as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
-    The reward is in percent. ``success`` is a year that ended in profit: with a return above
-    0, after costs, what was still held sold at the last price. As in TorchRL a tenth of each
-    day's return counts too while a share is held. Waiting is often right here, so use
+    The reward is in percent. ``success`` is a year with a return above 0, after costs, what was
+    still held sold at the last price. Waiting is often right here, so use
     ``lore.calls.noop_filter=false``.
 
     Args:
         env_id: A name for logs. Default: ``"FinancialRegimes"``.
 
     Keyword Args:
-        max_steps: Days of an episode; ``None`` for TorchRL's own, 252. Default: ``None``.
-        window: Prices that are seen, at least 6. Default: ``20``.
-        regimes: As of :class:`RegimeSwitchingEnv`; ``None`` for :data:`REGIMES`.
-            Default: ``None``.
-        regime_days: As of :class:`RegimeSwitchingEnv`. Default: ``60.0``.
-        cost: Cost of a trade, as a share. Default: ``0.001``.
-        initial_price: Price before the first window. Default: ``1.0``.
-        calm_confidence: As of :class:`MomentumPlanner`. The weight of advice is ``beta`` times
-            confidence, so that with 0.25 advice weighs four times as much in a turbulent market
-            as in a calm one. Default: ``1.0``, the same in all.
+        max_steps, window, regimes, regime_days, cost, initial_price: As of
+            :class:`RegimeSwitchingEnv`, with the same defaults, which ``None`` stands for in
+            ``max_steps`` and ``regimes``.
+        calm_confidence: As of :class:`MomentumPlanner`. Default: ``1.0``.
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> env = FinancialRegimes(max_steps=10).make_env(num_envs=2, seed=0)
-        >>> env.rollout(10)["observation"].shape
-        torch.Size([2, 10, 23])
     """
 
     def __init__(
@@ -104,29 +85,24 @@ class FinancialRegimes:
             "regime_days": regime_days,
             "cost": cost,
             "initial_price": initial_price,
-            "max_steps": RegimeSwitchingEnv.DEFAULT_MAX_STEPS if max_steps is None else max_steps,
+            "max_steps": FinancialRegimeEnv.DEFAULT_MAX_STEPS if max_steps is None else max_steps,
         }
         self.planner = MomentumPlanner(calm_confidence=calm_confidence)
         RegimeSwitchingEnv(**self.settings)
 
     def make_env(self, *, pixels: bool = False, **batch: Any) -> EnvBase:
-        """Make a batch of markets: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
-
-        Keyword Args:
-            pixels: Whether to draw each observation by :class:`PriceChart`. Default: ``False``.
-            batch: Keywords of :func:`~lore_torchrl.envs.batch.batch_rows`.
-        """
+        """Make a batch of markets: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`."""
         # TorchRL's environment draws a whole batch from one generator: a row has its own.
         env = TransformedEnv(batch_rows(self._make_row, **batch), RewardScaling(0.0, 100.0))
         env.append_transform(RewardSum()).append_transform(Success(self.success))
         return env.append_transform(PriceChart(self.settings["window"])) if pixels else env
 
+    def _make_row(self, seed: int) -> EnvBase:
+        return RegimeSwitchingEnv(**self.settings, seed=seed)
+
     def success(self, following: TensorDictBase) -> Tensor:
         """Return whether a year has ended in profit, bool ``[N, 1]``."""
         return following.get("done") & (following.get("episode_reward") > 0)
-
-    def _make_row(self, seed: int) -> EnvBase:
-        return RegimeSwitchingEnv(**self.settings, seed=seed)
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MarketDescriber:
         """Make the describer, which has no memory but the window, and no picture."""
@@ -143,12 +119,11 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
 
     The log price moves by :math:`\mu_k / 252 + \sigma_k \varepsilon / \sqrt{252}` a day,
     where the regime :math:`k` is drawn at each reset, and again after a day with probability
-    1 / ``regime_days``; what comes out does not tell it. TorchRL's own rules hold beside
-    these changes:
+    1 / ``regime_days``; what comes out does not tell it. TorchRL's own rules hold (a tenth of
+    each day's return counts while a share is held), with these changes:
 
     - The action is one-hot.
-    - What is still held at the episode's end (``terminated``) is sold there. Otherwise a loss
-      would cost nothing until it is sold, and the best rule would be to sell gains only.
+    - What is still held at the episode's end (``terminated``) is sold there.
     - ``observation``, float32 ``[window + 3]``, is what a trader sees: the daily log returns of
       the window in percent, the log price against the first, whether a share is held, ten times
       its log gain (0 without one), and the share of days left.
@@ -168,11 +143,6 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
 
     Raises:
         ValueError: If a setting is out of range.
-
-    Examples:
-        >>> env = RegimeSwitchingEnv(window=8, max_steps=3)
-        >>> env.rollout(10)["next", "terminated"].flatten()
-        tensor([False, False,  True])
     """
 
     def __init__(
@@ -194,10 +164,9 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
                 raise ValueError(
                     f"A regime has finite drift and volatility, the latter positive, got {regime}."
                 )
-        whole = f"a whole number, at least {MIN_WINDOW}"
+        whole = f"a whole number, at least {WEEK + 1}"
         for name, value, possible, rule in (
-            ("window", window, isinstance(window, int) and window >= MIN_WINDOW, whole),
-            ("max_steps", max_steps, max_steps >= 1, "positive"),
+            ("window", window, isinstance(window, int) and window > WEEK, whole),
             ("cost", cost, 0 <= cost < 1, "in [0, 1)"),
             ("initial_price", initial_price, 0 < initial_price < math.inf, "positive"),
             ("regime_days", regime_days, regime_days is None or regime_days >= 1, "at least 1"),
@@ -210,8 +179,7 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
             self.gen_params(**{name: float(value) for name, value in regime.items()}, **shared)
             for regime in regimes
         ]
-        self._regime = self._regimes[0]
-        super().__init__(self._regime, seed=seed)
+        super().__init__(self._regimes[0], seed=seed)
         self._change = 0.0 if regime_days is None else 1.0 / regime_days
         self.action_spec = OneHot(len(ACTIONS), dtype=torch.int64)
         # The regime stays inside; and StepCounter, which a run appends, has a step_count
@@ -224,20 +192,24 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         self.observation_spec = seen
         self._initial_price, self._days = initial_price, max_steps
 
-    def _draw_regime(self) -> None:
-        index = torch.randint(len(self._regimes), (), generator=self.rng)
-        self._regime = self._regimes[int(index)]
+    def _draw_regime(self) -> TensorDictBase:
+        self._regime = self._regimes[torch.randint(len(self._regimes), (), generator=self.rng)]
+        return self._regime
 
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDictBase:
-        self._draw_regime()
-        return self._outward(super()._reset(self._regime))
+        return self._outward(super()._reset(self._draw_regime()))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         state = tensordict.select(*STATE).update(self._regime)
         state.set("action", tensordict.get("action").argmax(-1, keepdim=True))
         out = super()._step(state.set("step_count", tensordict.get("day")))
         if out.get("done").any():
-            out.set("reward", out.get("reward") + self._settlement(out))
+            # What selling brings, where a share is held.
+            price, entry = out.get("price_history")[-1:], out.get("entry_price")
+            cost = out["params", "transaction_cost"] * price
+            profit = (price - entry) / entry.clamp_min(1e-6) - cost
+            sold = torch.where(out.get("current_holdings"), profit, 0.0)
+            out.set("reward", out.get("reward") + sold)
             out.set("terminated", out.get("done").clone())
             out.set("truncated", torch.zeros_like(out.get("done")))
         elif torch.rand((), generator=self.rng) < self._change:
@@ -258,23 +230,12 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         ]
         return out.set("observation", torch.cat(parts))
 
-    @staticmethod
-    def _settlement(out: TensorDictBase) -> Tensor:
-        """Return what selling at the end brings, 0 without a share."""
-        price, entry = out.get("price_history")[..., -1:], out.get("entry_price")
-        cost = out["params", "transaction_cost"] * price
-        profit = (price - entry) / entry.clamp_min(1e-6) - cost
-        return torch.where(out.get("current_holdings"), profit, 0.0)
-
 
 class PriceChart(ObservationTransform):
     """Draw ``pixels``, uint8 ``[*B, 96, 8 (window - 1), 3]``, for people.
 
-    The window's prices as a line, green while a share is held, and the price it was bought
-    at as another.
-
-    Args:
-        window: Prices that are seen.
+    The prices of a ``window`` as a line, green while a share is held, and the price it was
+    bought at as another.
     """
 
     def __init__(self, window: int) -> None:
@@ -305,10 +266,8 @@ class PriceChart(ObservationTransform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entry."""
-        shape = (*observation_spec.shape, _HEIGHT, self.columns, 3)
-        observation_spec["pixels"] = Bounded(
-            0, 255, shape, dtype=torch.uint8, device=observation_spec.device
-        )
+        shape, device = (*observation_spec.shape, _HEIGHT, self.columns, 3), observation_spec.device
+        observation_spec["pixels"] = Bounded(0, 255, shape, dtype=torch.uint8, device=device)
         return observation_spec
 
 
@@ -337,15 +296,7 @@ class Market:
 
     @classmethod
     def read(cls, observation: Mapping[str, Any], *, max_steps: int) -> Market:
-        """Read one row of the environment's output.
-
-        Args:
-            observation: ``price_history`` ``[window]``, ``current_holdings`` ``[1]``,
-                ``entry_price`` ``[1]`` and ``day`` ``[]``.
-
-        Keyword Args:
-            max_steps: Days of an episode.
-        """
+        """Read one row of the environment's output, of episodes of ``max_steps`` days."""
         prices = np.asarray(observation["price_history"], dtype=np.float64)
         returns = np.diff(np.log(prices))
         spread = max(float(returns.std(ddof=1)), 1e-9)
@@ -382,19 +333,12 @@ class Market:
             return "calm"
         return "turbulent" if self.volatility >= TURBULENT else "moving"
 
-    def change(self, errors: float, days: int) -> float:
-        """Return the log return of some days that lies ``errors`` standard errors from none."""
-        return errors * self.volatility * math.sqrt(days / DAYS_A_YEAR)
-
 
 class MarketDescriber(MemorylessDescriber):
     """The window of prices as text: trend, last week, volatility, regime, position, cost.
 
-    All numbers are rounded as in :class:`Market`, so that an answer serves again.
-
-    Keyword Args:
-        cost: Cost of a trade, as a share.
-        max_steps: Days of an episode.
+    All numbers are rounded as in :class:`Market`. ``cost`` is that of a trade at the year's first
+    price, ``max_steps`` the days of an episode.
     """
 
     in_keys = ("price_history", "current_holdings", "entry_price", "day")
@@ -414,8 +358,8 @@ class MarketDescriber(MemorylessDescriber):
     def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the abstract state: direction, band of volatility and position."""
         market = self._read(observation)
-        rules = f"{market.days}d {self.cost:g}"
-        return f"{rules} {market.direction} {market.mood} {'in' if market.held else 'out'}"
+        seen = f"{market.direction} {market.mood} {'in' if market.held else 'out'}"
+        return f"{market.days}d {self.cost:g} {seen}"
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this day."""
@@ -439,7 +383,8 @@ class MarketDescriber(MemorylessDescriber):
 
 def _tell(market: Market, cost: float) -> str:
     def moved(errors: float, days: int) -> str:
-        percent = 100.0 * market.change(errors, days)
+        # The log return that lies so many standard errors from none.
+        percent = 100.0 * (errors * market.volatility * math.sqrt(days / DAYS_A_YEAR))
         if round(abs(percent), 1) == 0:
             return "hardly moved"
         return f"{'rose' if percent > 0 else 'fell'} by about {abs(percent):.1f}%"
@@ -467,18 +412,16 @@ def _tell(market: Market, cost: float) -> str:
 class MomentumPlanner:
     r"""Buy on a clear rise, sell on a clear fall, hold otherwise.
 
-    With the trend :math:`z` in standard errors, what of it is clear is expected to go on for
-    as long as the window lasted, or for five days where ten or fewer are left:
+    What is clear of the trend, :math:`z` standard errors, is expected to go on for as long as
+    the window lasted, or for :math:`d` = 5 days where ten or fewer are left:
 
     .. math::
         g = \mathrm{sign}(z)\,\max(|z| - 0.75, 0)\;\sigma\sqrt{n / 252}\;
             \min(1, d / n)
 
     Without a share, the value of buying is :math:`g` less the cost of two trades at the year's
-    first price. With one, the value of selling is :math:`-g`: its cost is due sooner or later
-    anyway. All other values are 0.
-    Following a trend is an old rule: `Time series momentum
-    <https://doi.org/10.1016/j.jfineco.2011.11.003>`_.
+    first price. With one, the value of selling is :math:`-g`. All other values are 0. See `Time
+    series momentum <https://doi.org/10.1016/j.jfineco.2011.11.003>`_.
 
     Keyword Args:
         calm_confidence: Confidence in a calm market; it grows linearly with volatility to 1
@@ -486,13 +429,6 @@ class MomentumPlanner:
 
     Raises:
         ValueError: If ``calm_confidence`` lies outside 0 to 1.
-
-    Examples:
-        >>> facts = {"trend": 2.0, "volatility": 0.3, "days": 19, "held": False, "cost": 0.001}
-        >>> request = AdviceRequest("", ACTIONS, "", facts={**facts, "ending": False})
-        >>> values = MomentumPlanner()(request)
-        >>> ACTIONS[max(range(3), key=values.__getitem__)]
-        'buy'
     """
 
     def __init__(self, *, calm_confidence: float = 1.0) -> None:

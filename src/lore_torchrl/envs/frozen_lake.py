@@ -23,8 +23,7 @@ class FrozenLake(GymAdapter):
 
     The agent sees its own square, one-hot; the advisor is also told the map, which does not
     change. On slippery ice a move goes as meant in one case of three, and to either side of
-    that in the others: there an action that changes nothing is no sign that it is wrong, so
-    use ``lore.calls.noop_filter=false``.
+    that in the others: use ``lore.calls.noop_filter=false`` there.
 
     Args:
         env_id: Gymnasium id. Default: ``"FrozenLake-v1"``.
@@ -34,6 +33,9 @@ class FrozenLake(GymAdapter):
             of ``FrozenLake8x8-v1``). Default: ``None``.
         map_name: ``"4x4"`` or ``"8x8"``; ``None`` for the id's own. Default: ``None``.
         slippery: Whether moves go astray. Default: ``True``.
+
+    Raises:
+        ValueError: If ``map_name`` is unknown, or ``env_id`` another kind of environment.
     """
 
     def __init__(
@@ -46,18 +48,12 @@ class FrozenLake(GymAdapter):
     ) -> None:
         if map_name not in (None, "4x4", "8x8"):
             raise ValueError(f"map_name must be '4x4', '8x8' or None, got {map_name!r}.")
-        self.env_id = env_id
-        self.slippery = slippery
-        settings = {
-            "is_slippery": slippery,
-            "map_name": map_name,
-            "max_episode_steps": max_steps,
-        }
+        self.env_id, self.slippery = env_id, slippery
+        settings = {"is_slippery": slippery, "map_name": map_name, "max_episode_steps": max_steps}
         self.settings = {name: value for name, value in settings.items() if value is not None}
         probe = gym.make(env_id, **self.settings)
         if not hasattr(probe.unwrapped, "desc"):
             raise ValueError(f"{env_id} is no FrozenLake: it has no map of ice, holes and a goal.")
-        # The squares by row: S, F, H and G.
         self.squares = tuple("".join(cell.decode() for cell in r) for r in probe.unwrapped.desc)
         probe.close()
 
@@ -85,11 +81,7 @@ class FrozenLake(GymAdapter):
 class FrozenLakeDescriber(MemorylessDescriber):
     """The map with the agent on it, as text.
 
-    Args:
-        squares: Rows of the map.
-
-    Keyword Args:
-        slippery: Whether moves go astray.
+    ``squares`` are the rows of the map, of S, F, H and G; ``slippery`` is whether moves go astray.
     """
 
     in_keys = ("observation",)
@@ -135,17 +127,7 @@ class FrozenLakePlanner:
         Q(s, a) = \sum_{s'} P(s' \mid s, a) \bigl(r(s') + \gamma \max_{a'} Q(s', a')\bigr),
         \quad \gamma = 0.99
 
-    Args:
-        squares: Rows of the map.
-
-    Keyword Args:
-        slippery: Whether moves go astray.
-
-    Examples:
-        >>> planner = FrozenLakePlanner(("SF", "HG"), slippery=False)
-        >>> values = planner(AdviceRequest("", ACTIONS, "0", facts={"square": 0}))
-        >>> ACTIONS[max(range(4), key=values.__getitem__)]
-        'right'
+    Its arguments are those of :class:`FrozenLakeDescriber`.
     """
 
     def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:
@@ -153,12 +135,9 @@ class FrozenLakePlanner:
         flat = "".join(squares)
         reward = np.array([kind == "G" for kind in flat], dtype=np.float64)
         ends = np.array([kind in "GH" for kind in flat])
-        following = np.empty((len(flat), 4), dtype=np.int64)
-        for square in range(len(flat)):
-            for action, (down, right) in enumerate(_MOVES):
-                y = min(max(square // width + down, 0), height - 1)
-                x = min(max(square % width + right, 0), width - 1)
-                following[square, action] = y * width + x
+        y, x = np.divmod(np.arange(len(flat))[:, None], width)
+        down, right = np.array(_MOVES).T
+        following = (y + down).clip(0, height - 1) * width + (x + right).clip(0, width - 1)
         self._values = np.zeros((len(flat), 4))
         for _ in range(_SWEEPS):
             best = np.where(ends, 0.0, self._values.max(1))
@@ -171,6 +150,4 @@ class FrozenLakePlanner:
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value an action, ``None`` for requests of other describers."""
         square = request.facts.get("square")
-        if not isinstance(square, int) or not 0 <= square < len(self._values):
-            return None
-        return self._values[square].tolist()
+        return None if square is None else self._values[square].tolist()

@@ -22,10 +22,7 @@ except ImportError as err:
 def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -> EnvBase:
     """Make one row of a batch, with its own random stream.
 
-    Args:
-        make: Makes one environment: see :meth:`GymAdapter.make_gym`.
-        seed: Seed of all its episodes.
-        pixels: Whether to draw each observation by its ``render()``. Default: ``False``.
+    ``make`` is as :meth:`GymAdapter.make_gym`, ``seed`` that of all episodes.
 
     Raises:
         ValueError: If it is to be drawn and its ``render_mode`` is not ``"rgb_array"``.
@@ -50,27 +47,14 @@ class GymAdapter(ABC):
 
         Its observations are a ``Dict`` with ``observation``, a float32 ``Box`` of one dimension;
         its actions are ``Discrete`` or a bounded ``Box``. With ``parallel`` the adapter must be
-        picklable.
-
-        Args:
-            pixels: Whether it is to be drawn, and needs ``render_mode="rgb_array"``.
-                Default: ``False``.
+        picklable, with ``pixels`` its ``render_mode`` be ``"rgb_array"``.
         """
 
     def success(self, following: TensorDictBase) -> Tensor:
-        """Return ``success``, bool ``[N, 1]``: here, terminated with a reward above 0.
-
-        Args:
-            following: Output of a step.
-        """
+        """Return ``success``, bool ``[N, 1]``, of a step: terminated with a reward above 0."""
         return following.get("terminated") & (following.get("reward") > 0)
 
     def make_env(self, *, pixels: bool = False, **batch: Any) -> TransformedEnv:
-        """Make a batch: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`.
-
-        Keyword Args:
-            pixels: Whether to draw each observation by ``render()``. Default: ``False``.
-            batch: Keywords of :func:`~lore_torchrl.envs.batch.batch_rows`.
-        """
+        """Make a batch: see :meth:`lore_torchrl.envs.adapter.EnvAdapter.make_env`."""
         rows = batch_rows(partial(make_row, self.make_gym, pixels=pixels), **batch)
         return TransformedEnv(rows, Success(self.success))

@@ -38,7 +38,7 @@ _STIFFNESS, _DAMPING = 10.0, 2.5
 _UNITS = "Angles are counterclockwise from upright, so that 180 degrees hangs straight down."
 
 
-class _Held(gym.Wrapper):
+class _Held(gym.ObservationWrapper):
     """Count the steps for which the rod has been upright without a break."""
 
     def __init__(self, env: gym.Env) -> None:
@@ -48,18 +48,13 @@ class _Held(gym.Wrapper):
             {"observation": env.observation_space, "held": held}
         )
 
-    def _seen(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+    def reset(self, **settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        self._steps = 0
+        return super().reset(**settings)
+
+    def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
         self._steps = self._steps + 1 if observation[0] > math.cos(UPRIGHT) else 0
         return {"observation": observation, "held": np.array([self._steps], dtype=np.float32)}
-
-    def reset(self, **settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        observation, info = self.env.reset(**settings)
-        self._steps = 0
-        return self._seen(observation), info
-
-    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._seen(observation), float(reward), terminated, truncated, info
 
 
 class Pendulum(GymAdapter):
@@ -67,9 +62,8 @@ class Pendulum(GymAdapter):
 
     The agent sees cosine and sine of the angle from upright and the angular velocity, and
     acts by a torque ``[N, 1]`` from -2 to 2, positive counterclockwise. The advisor chooses
-    among the seven named torques of :data:`TORQUES`. Pendulum never terminates; an episode
-    succeeds if the rod has been within :data:`UPRIGHT` of upright in each of its last
-    ``hold_steps`` steps.
+    among the torques of :data:`TORQUES`. An episode succeeds if the rod has been within
+    :data:`UPRIGHT` of upright in each of its last ``hold_steps`` steps.
 
     Args:
         env_id: Gymnasium id. Default: ``"Pendulum-v1"``.
@@ -117,25 +111,14 @@ def energy(angle: float, speed: float) -> float:
     .. math::
         E = \tfrac16 \dot\theta^2 + 5 \cos\theta
 
-    for a rod of mass 1 kg and length 1 m under 10 m/s², in joules.
-
-    Args:
-        angle: :math:`\theta` from upright, radians.
-        speed: :math:`\dot\theta`, radians a second.
-
-    Examples:
-        >>> energy(0.0, 0.0), energy(math.pi, 0.0)
-        (5.0, -5.0)
+    in joules, for a rod of mass 1 kg and length 1 m under 10 m/s², an ``angle`` from upright
+    in radians and a ``speed`` in radians a second.
     """
     return speed**2 / 6.0 + 5.0 * math.cos(angle)
 
 
 class PendulumDescriber(MemorylessDescriber):
-    """Angle, speed and energy in words and numbers.
-
-    Situations are rounded, finely near the top and coarsely elsewhere; the text tells of the
-    rounded one, so that whoever shares an answer was asked the same question.
-    """
+    """Angle, speed and energy in words, rounded finely near the top and coarsely elsewhere."""
 
     in_keys = ("observation",)
     actions = tuple(TORQUES)
@@ -143,19 +126,15 @@ class PendulumDescriber(MemorylessDescriber):
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the rounded angle and speed."""
-        return "{},{}".format(*self._rounded(observation))
+        return "{},{}".format(*_round(observation))
 
     def abstract_state(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return angle and speed, rounded coarsely everywhere."""
-        return "{},{}".format(*_round(*_state(observation), _COARSE))
-
-    def _rounded(self, observation: Mapping[str, Any]) -> tuple[int, float]:
-        angle, speed = _state(observation)
-        return _round(angle, speed, _FINE if abs(angle) < _BALANCE else _COARSE)
+        return "{},{}".format(*_round(observation, near_top=_COARSE))
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this state."""
-        degrees, speed = self._rounded(observation)
+        degrees, speed = _round(observation)
         angle = math.radians(degrees)
         if abs(angle) < UPRIGHT:
             where = "nearly upright"
@@ -180,12 +159,13 @@ class PendulumDescriber(MemorylessDescriber):
         )
 
 
-def _state(observation: Mapping[str, Any]) -> tuple[float, float]:
+def _round(
+    observation: Mapping[str, Any], near_top: tuple[int, float] = _FINE
+) -> tuple[int, float]:
+    """Return the angle in degrees and the speed, rounded."""
     cosine, sine, speed = (float(value) for value in observation["observation"])
-    return math.atan2(sine, cosine), speed
-
-
-def _round(angle: float, speed: float, cell: tuple[int, float]) -> tuple[int, float]:
+    angle = math.atan2(sine, cosine)
+    cell = near_top if abs(angle) < _BALANCE else _COARSE
     degrees = round(math.degrees(angle) / cell[0]) * cell[0]
     # Straight down is one place, and adding zero makes -0.0 the same as 0.0.
     return 180 if degrees == -180 else degrees, round(speed / cell[1]) * cell[1] + 0.0
@@ -203,20 +183,12 @@ class PendulumPlanner:
 
     clipped to the motor's range; a torque's value is how near it comes to it. Swing-up by
     energy control: https://doi.org/10.1016/S0005-1098(99)00140-5.
-
-    Examples:
-        >>> ask = lambda angle, speed: AdviceRequest(
-        ...     "", tuple(TORQUES), "", facts={"angle": angle, "speed": speed}
-        ... )
-        >>> values = PendulumPlanner()(ask(3.0, 2.0))
-        >>> list(TORQUES)[values.index(max(values))]
-        'strong counterclockwise'
     """
 
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value a torque, ``None`` for requests of other describers."""
         angle, speed = (request.facts.get(name) for name in ("angle", "speed"))
-        if not isinstance(angle, float) or not isinstance(speed, float):
+        if angle is None or speed is None:
             return None
         if abs(angle) < _BALANCE:
             wanted = -_STIFFNESS * angle - _DAMPING * speed

@@ -29,12 +29,12 @@ Cell = tuple[int, int]
 class SnakeEnv(gym.Env):
     """A snake on a square field, with an apple, and another snake that moves at random.
 
-    The snake moves by one cell, and grows by one with each apple. An episode ends when it
-    hits the wall, itself or the other one (reward -1), and when it has eaten ``apples``
-    (reward 1 each). With ``poison`` an apple costs 1 and ends nothing.
+    The snake grows by one with each apple. An episode ends when it hits the wall, itself or
+    the other one (reward -1), and when it has eaten ``apples`` (reward 1 each). With
+    ``poison`` an apple costs 1 and ends nothing.
 
-    ``observation`` is what is near, and where the apple lies, both seen from the head: the
-    same danger looks the same everywhere. ``field`` is all, from above.
+    ``observation`` is what is near, and where the apple lies, seen from the head; ``field`` is
+    all, from above.
 
     Keyword Args:
         size: Cells of a side, at least 4. Default: ``7``.
@@ -60,8 +60,7 @@ class SnakeEnv(gym.Env):
         max_steps: int = 100,
         render_mode: str | None = None,
     ) -> None:
-        limits = (("size", size, 4), ("apples", apples, 1), ("max_steps", max_steps, 1))
-        for name, value, least in limits:
+        for name, value, least in (("size", size, 4), ("apples", apples, 1)):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number from {least} on, got {value}.")
         most = size * size - 1 - 2 * enemy
@@ -83,9 +82,7 @@ class SnakeEnv(gym.Env):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Put a snake of one cell, an apple and the other snake on the field."""
         super().reset(seed=seed)
-        self.body: deque[Cell] = deque()
-        self.other: deque[Cell] = deque()
-        self.apple: Cell | None = None
+        self.body, self.other, self.apple = deque[Cell](), deque[Cell](), None
         for snake in (self.body, self.other)[: 1 + self.enemy]:
             snake.append(self._free_cell())
         self.apple = self._free_cell()
@@ -129,34 +126,30 @@ class SnakeEnv(gym.Env):
         return picture.repeat(16, 0).repeat(16, 1)
 
     def _observe(self) -> dict[str, np.ndarray]:
-        field = self.field()
-        y, x = self.body[0]
+        field, (y, x) = self.field(), self.body[0]
         sight = 2 * _SIGHT + 1
         near = np.pad(field, _SIGHT, constant_values=_WALL)[y : y + sight, x : x + sight]
         seen = [(near == kind).reshape(-1) for kind in _SEEN]
-        bearing = np.zeros(8, dtype=np.float32)
-        for axis, (apple, head) in enumerate(zip(self.apple, self.body[0], strict=True)):
-            away = apple - head
-            bearing[4 * axis + 1 + int(np.sign(away))] = 1.0
-            bearing[4 * axis + 3] = away / self.size
-        features = np.concatenate([*seen, bearing], dtype=np.float32)
-        return {"observation": features, "field": field}
+        for away in (self.apple[0] - y, self.apple[1] - x):
+            seen.append([away < 0, away == 0, away > 0, away / self.size])
+        return {"observation": np.concatenate(seen, dtype=np.float32), "field": field}
 
     def _free_cell(self) -> Cell:
+        return self._pick(list(np.ndindex(self.size, self.size))) or self.body[-1]
+
+    def _pick(self, cells: list[Cell]) -> Cell | None:
+        """Draw one of the cells of the field that hold nothing, ``None`` where there is none."""
         taken = {*self.body, *self.other, self.apple}
-        cells = [(y, x) for y in range(self.size) for x in range(self.size)]
-        free = [cell for cell in cells if cell not in taken]
-        return free[int(self.np_random.integers(len(free)))] if free else self.body[-1]
+        free = [cell for cell in cells if self._inside(cell) and cell not in taken]
+        return free[int(self.np_random.integers(len(free)))] if free else None
 
     def _inside(self, cell: Cell) -> bool:
         return all(0 <= part < self.size for part in cell)
 
     def _move_other(self) -> None:
-        around = [_ahead(self.other[0], action) for action in range(len(_MOVES))]
-        taken = {*self.body, *self.other, self.apple}
-        free = [cell for cell in around if self._inside(cell) and cell not in taken]
-        if free:
-            self.other.appendleft(free[int(self.np_random.integers(len(free)))])
+        cell = self._pick([_ahead(self.other[0], action) for action in range(len(_MOVES))])
+        if cell is not None:
+            self.other.appendleft(cell)
             if len(self.other) > 2:
                 self.other.pop()
 
@@ -167,13 +160,11 @@ class Snake(GymAdapter):
     Args:
         env_id: A name for logs. Default: ``"Snake"``.
 
+    Success is to have eaten all apples; with ``poison``, to live to the step limit without
+    eating one.
+
     Keyword Args:
-        max_steps: Step limit of an episode; ``None`` for 100. Default: ``None``.
-        size: Cells of a side. Default: ``7``.
-        apples: Apples that end an episode in success. Default: ``3``.
-        poison: Whether apples are bad; success is then to live to the step limit without
-            eating one. Default: ``False``.
-        enemy: Whether there is another snake. Default: ``True``.
+        max_steps, size, apples, poison, enemy: As of :class:`SnakeEnv`, with the same defaults.
     """
 
     def __init__(
@@ -186,8 +177,7 @@ class Snake(GymAdapter):
         poison: bool = False,
         enemy: bool = True,
     ) -> None:
-        self.env_id = env_id
-        self.poison = poison
+        self.env_id, self.poison = env_id, poison
         limit = 100 if max_steps is None else max_steps
         self.settings: dict[str, Any] = dict(
             size=size, apples=apples, poison=poison, enemy=enemy, max_steps=limit
@@ -197,9 +187,9 @@ class Snake(GymAdapter):
     def make_gym(self, pixels: bool = False) -> gym.Env:
         """Make a field; ``observation`` is what lies within two cells of the head, ``[108]``.
 
-        25 cells each for bodies of its own, the apple, the other snake and what is beyond the
-        edge, by rows; then whether the apple lies above, level or below, and how far down, in
-        sides of the field; and the same from left to right.
+        25 cells each for bodies of its own, the apple, the other snake and beyond the edge; then
+        whether the apple lies above, level or below, and how far down, in sides of the field;
+        and the same from left to right.
         """
         return SnakeEnv(**self.settings, render_mode="rgb_array" if pixels else None)
 
@@ -221,11 +211,7 @@ class Snake(GymAdapter):
 
 
 class SnakeDescriber(MemorylessDescriber):
-    """The field as text.
-
-    Keyword Args:
-        poison: Whether apples are bad. Default: ``False``.
-    """
+    """The field as text; ``poison`` is whether apples are bad."""
 
     in_keys = ("field",)
     actions = ACTIONS
@@ -243,16 +229,13 @@ class SnakeDescriber(MemorylessDescriber):
         """Return where the apple lies, and which of the four cells around the head are free."""
         field = observation["field"]
         head, apple = _find(field, HEAD), _find(field, APPLE)
-        side = "-"
-        if apple is not None:
-            side = "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
+        side = "".join(str(np.sign(a - h)) for a, h in zip(apple, head, strict=True))
         around = ("x" if _blocked(field, head, action) else "." for action in range(4))
         return self._rules + side + "".join(around)
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this field."""
-        field = np.asarray(observation["field"])
-        key = self.cache_key(row, observation)
+        field = observation["field"]
         rows = "\n".join("".join(_SYMBOLS[cell] for cell in line) for line in field)
         apples = "poisonous: do not eat them" if self.poison else "good: eat them, you grow by one"
         return AdviceRequest(
@@ -260,7 +243,7 @@ class SnakeDescriber(MemorylessDescriber):
             f"another snake, which moves at random, '.' free; the edge is deadly, as are "
             f"bodies):\n{rows}\nApples are {apples}.",
             self.actions,
-            key,
+            self.cache_key(row, observation),
             facts={"field": field.copy(), "poison": self.poison},
             action_meanings=tuple(f"move one cell {action}" for action in self.actions),
             mission="stay alive and eat no apple" if self.poison else "stay alive and eat apples",
@@ -297,9 +280,9 @@ def _ahead(cell: Cell, action: int) -> Cell:
     return cell[0] + _MOVES[action][0], cell[1] + _MOVES[action][1]
 
 
-def _find(field: np.ndarray, kind: int) -> Cell | None:
-    found = np.argwhere(field == kind)
-    return (int(found[0][0]), int(found[0][1])) if len(found) else None
+def _find(field: np.ndarray, kind: int) -> Cell:
+    y, x = np.argwhere(field == kind)[0].tolist()
+    return y, x
 
 
 def _blocked(field: np.ndarray, cell: Cell, action: int) -> bool:

@@ -23,11 +23,8 @@ class Crafter(GymAdapter):
         env_id: A name for logs. Default: ``"Crafter"``.
 
     Keyword Args:
-        max_steps: Step limit of an episode; ``None`` for 10,000. Default: ``None``.
-        observe: What the policy sees: ``"symbolic"``, ``"pixels"`` or ``"both"``.
-            Default: ``"symbolic"``.
+        max_steps, observe, area: As of :class:`CrafterEnv`, with the same defaults.
         goal: Achievement that counts as success. Default: ``"make_wood_pickaxe"``.
-        area: Width and height of the world. Default: ``(64, 64)``.
 
     Raises:
         ValueError: If ``goal`` is no achievement, or as :class:`CrafterEnv` does.
@@ -49,8 +46,7 @@ class Crafter(GymAdapter):
             raise ValueError(f"goal must be one of {', '.join(ACHIEVEMENTS)}, got {goal!r}.")
         if not isinstance(area, Sequence) or len(area) != 2:
             raise ValueError(f"area must be a width and a height, such as (64, 64), got {area!r}.")
-        self.env_id = env_id
-        self.goal = goal
+        self.env_id, self.goal = env_id, goal
         self.settings: dict[str, Any] = {
             "observe": observe,
             "max_steps": 10_000 if max_steps is None else max_steps,
@@ -81,9 +77,9 @@ class Crafter(GymAdapter):
         return CrafterPlanner()
 
     def summarize(self, batch: TensorDictBase) -> dict[str, list[float]]:
-        """Return what the episodes that ended in a collector's batch have unlocked, one by one.
+        """Return what the episodes that ended in a batch unlocked, as :meth:`summarize_episodes`.
 
-        The names of :meth:`summarize_episodes`, but for the score, which is no mean.
+        The score, which is no mean, is left out.
         """
         following = batch.get("next")
         ended = following.get("done").squeeze(-1)
@@ -101,9 +97,6 @@ class Crafter(GymAdapter):
         .. math::
             S = \exp\Bigl(\tfrac{1}{22} \sum_i \ln(1 + s_i)\Bigr) - 1
 
-        Args:
-            last: ``achievements`` at the last step of each episode, ``[E, 22]``.
-
         Returns:
             ``crafter/score``, ``crafter/achievements`` (mean number) and
             ``crafter/unlock_<name>`` (shares). Empty without an episode.
@@ -112,11 +105,9 @@ class Crafter(GymAdapter):
         if not unlocked.numel():
             return {}
         rates = unlocked.reshape(-1, len(ACHIEVEMENTS)).mean(0)
+        shares = zip(ACHIEVEMENTS, rates.tolist(), strict=True)
         return {
             "crafter/score": torch.log1p(100 * rates).mean().expm1().item(),
             "crafter/achievements": rates.sum().item(),
-            **{
-                f"crafter/unlock_{name}": rate
-                for name, rate in zip(ACHIEVEMENTS, rates.tolist(), strict=True)
-            },
+            **{f"crafter/unlock_{name}": rate for name, rate in shares},
         }

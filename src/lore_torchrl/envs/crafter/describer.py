@@ -43,9 +43,7 @@ _TILE = 32
 class CrafterDescriber(MemorylessDescriber):
     """The local view as a map, inventory, needs and achievements.
 
-    Keyword Args:
-        image: Whether requests hold the view as a PNG, drawn with Crafter's own tiles as by
-            day. Default: ``False``.
+    ``image`` is whether requests hold the view as a PNG, drawn with Crafter's tiles as by day.
     """
 
     in_keys = ("view", "inventory", "stance", "achievements")
@@ -67,11 +65,10 @@ class CrafterDescriber(MemorylessDescriber):
         """Return the abstract state.
 
         Which needs are low (health where an enemy is in view), what could be made, placed or
-        slept off, where the player faces and what is there (a thing of use, lava, something
-        else that blocks the way, or free ground), and of the things of use or danger in view
-        the nearest: its kind, the side where it lies, whether it is adjacent. Of use is, by the
-        game's own rules, what a low need asks for, what is lacking for a tool or for a thing
-        to be placed, and what has not been collected or eaten yet.
+        slept off, where the player faces and what is there, and of the things of use or danger
+        in view the nearest: its kind, side and whether it is adjacent. Of use is what a low need
+        asks for, what is lacking for a tool or for a thing to be placed, and what has not been
+        collected or eaten yet.
         """
         here = Situation.read(observation)
         view, held, unlocked = here.view, here.inventory, here.unlocked
@@ -106,10 +103,8 @@ class CrafterDescriber(MemorylessDescriber):
         if ahead not in wanted and ahead != "lava":
             ahead = "free" if ahead in WALKABLE else "blocked"
         # Weakness matters where there is something to flee from.
-        safe = in_view.isdisjoint(_ENEMIES)
-        low = [
-            need for need in NEEDS if held[need] <= LOW[need] and not (need == "health" and safe)
-        ]
+        needs = NEEDS[1:] if in_view.isdisjoint(_ENEMIES) else NEEDS
+        low = [need for need in needs if held[need] <= LOW[need]]
         asleep, facing = str(int(here.asleep)), DIRECTION_NAMES[here.facing]
         return "|".join((",".join(low), ",".join(able), asleep, facing, ahead, nearest))
 
@@ -129,20 +124,18 @@ class CrafterDescriber(MemorylessDescriber):
         def told_of(names: list[str]) -> str:
             return ", ".join(names).replace("_", " ") or "nothing"
 
-        text = "\n".join(
-            (
-                f"The survival game Crafter, seen from above ({legend}):",
-                *lines,
-                f"You face {DIRECTION_NAMES[here.facing]}: {here.ahead}."
-                + " You are asleep." * here.asleep
-                + " It is night." * here.dark,
-                f"Of 9: {needs}. You carry: {told_of(carried)}.",
-                f"Achieved: {told_of(done)}.",
-                f"Not yet: {told_of(left)}.",
-            )
+        text = (
+            f"The survival game Crafter, seen from above ({legend}):",
+            *lines,
+            f"You face {DIRECTION_NAMES[here.facing]}: {here.ahead}."
+            + " You are asleep." * here.asleep
+            + " It is night." * here.dark,
+            f"Of 9: {needs}. You carry: {told_of(carried)}.",
+            f"Achieved: {told_of(done)}.",
+            f"Not yet: {told_of(left)}.",
         )
         return AdviceRequest(
-            text,
+            "\n".join(text),
             self.actions,
             self.cache_key(row, observation),
             facts=vars(here),

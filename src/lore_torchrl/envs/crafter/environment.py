@@ -45,15 +45,11 @@ class _World(crafter.engine.World):
         self._chunks = defaultdict(_Ordered)
 
 
-def _unseen() -> None:
-    """Stand in for the map of the whole world, which no one reads."""
-
-
 class _Game(crafter.Env):
     """The game, the same for a seed in every process, and without pictures where none is wanted.
 
-    Crafter draws the noise of its night pictures from the world's random stream. Where no
-    picture is made, as many numbers are drawn, so that the world goes on the same.
+    Crafter draws the noise of its night pictures from the world's random stream: where no
+    picture is made, as many numbers are drawn.
     """
 
     def __init__(self, *, drawn: bool, area: tuple[int, int]) -> None:
@@ -62,7 +58,8 @@ class _Game(crafter.Env):
         self.drawn = drawn
         # Views hold this very object, so it cannot be replaced.
         self._world.__class__ = _World
-        self._sem_view = _unseen
+        # The map of the whole world, which no one reads.
+        self._sem_view = lambda: None
 
     player = property(attrgetter("_player"))
     world = property(attrgetter("_world"))
@@ -102,13 +99,12 @@ class CrafterEnv(gym.Env):
     | ``achievements`` | bool ``[22]`` | unlocked in this episode |
     | ``action_mask`` | bool ``[17]`` | whether the rules let an action have an effect |
 
-    The first, with the codes and the facing one-hot and all else scaled to 0 to 1, is there
-    unless ``observe="pixels"``, the second unless ``observe="symbolic"``.
+    The first, codes and facing one-hot, all else in 0 to 1, is there unless
+    ``observe="pixels"``, the second unless ``observe="symbolic"``.
 
     The reward is Crafter's: 1 for each first unlocking, and a tenth of each gain or loss of
     health. An episode terminates with death. For a seed the worlds are the same in every
-    process, whether pictures are drawn or not; at night the symbolic view sees
-    what the picture hides in noise.
+    process, whether pictures are drawn or not.
 
     Keyword Args:
         observe: ``"symbolic"``, ``"pixels"`` or ``"both"``. Default: ``"symbolic"``.
@@ -117,8 +113,7 @@ class CrafterEnv(gym.Env):
         render_mode: ``"rgb_array"`` or ``None``. Default: ``None``.
 
     Raises:
-        ValueError: If ``observe`` is unknown, ``max_steps`` is not positive or ``area`` is too
-            small for a view.
+        ValueError: If ``observe`` is unknown, or ``area`` too small for a view.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
@@ -133,14 +128,10 @@ class CrafterEnv(gym.Env):
     ) -> None:
         if observe not in ("symbolic", "pixels", "both"):
             raise ValueError(f"observe must be symbolic, pixels or both, got {observe!r}.")
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be positive, got {max_steps}.")
         if min(area) < max(VIEW):
             raise ValueError(f"area must be at least {max(VIEW)} cells wide and high, got {area}.")
         self.symbolic, self.drawn = observe != "pixels", observe != "symbolic"
-        self.max_steps = max_steps
-        self.render_mode = render_mode
-        self.steps = 0
+        self.max_steps, self.render_mode, self.steps = max_steps, render_mode, 0
         self._first: dict[str, np.ndarray] | None = None
         self.game = _Game(drawn=self.drawn, area=tuple(area))
         self.action_space = gym.spaces.Discrete(len(ACTIONS))
@@ -188,8 +179,7 @@ class CrafterEnv(gym.Env):
         cells = np.zeros(VIEW, dtype=np.uint8)
         seen = cells[x0 - left :, y0 - top :]
         materials, things = world._mat_map[part], world._obj_map[part]
-        seen = seen[: materials.shape[0], : materials.shape[1]]
-        seen[:] = materials
+        seen[: materials.shape[0], : materials.shape[1]] = materials
         for column, row in zip(*things.nonzero(), strict=True):
             thing = world._objects[things[column, row]]
             ripe = isinstance(thing, crafter.objects.Plant) and thing.ripe

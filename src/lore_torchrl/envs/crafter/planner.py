@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.crafter.rules import (
+    ACHIEVEMENTS,
     ACTIONS,
     CENTER,
     COLLECT,
@@ -29,11 +30,9 @@ class CrafterPlanner:
 
     In order: fight what is adjacent, or flee from it when weak; drink, eat or sleep where a need
     is low; take the easy achievements that lie near (a drink, a cow, a sapling, a
-    plant, a nap); then the tree of tools, each with what it is made of: wood, table, wooden
-    pickaxe and sword, stone, stone tools, coal, iron, furnace, iron tools, diamond. It digs
-    where it has a pickaxe. Where nothing of use is in view it goes on the way it faces. It
-    remembers nothing: a table out of sight is built again. It does not wall itself in
-    for the night, nor guard plants until they are ripe.
+    plant, a nap); then the tree of tools, each with what it is made of. It digs where it has a
+    pickaxe. Where nothing of use is in view it goes on the way it faces. It remembers nothing:
+    a table out of sight is built again.
 
     Returns one value an action: 1 for the one chosen, -1 for a step into lava, else 0.
     """
@@ -77,22 +76,20 @@ def _needs(here: Situation) -> Iterator[str | None]:
 
 
 def _easy(here: Situation) -> Iterator[str | None]:
-    def missing(name: str) -> bool:
-        return name not in here.unlocked
-
+    missing = set(ACHIEVEMENTS) - here.unlocked
     easy = {"collect_drink": "water", "eat_cow": "cow", "eat_plant": "ripe plant"}
     for name, kind in easy.items():
-        if missing(name):
+        if name in missing:
             yield _use(here, here.cells(kind))
     rule = PLACE["plant"]
-    if missing("place_plant") and here.has(rule["uses"]) and here.ahead in rule["where"]:
+    if "place_plant" in missing and here.has(rule["uses"]) and here.ahead in rule["where"]:
         yield "place_plant"
-    if missing("collect_sapling") and here.ahead == "grass":
+    if "collect_sapling" in missing and here.ahead == "grass":
         yield "do"
-    if missing("wake_up") and here.inventory["energy"] < 9 and not here.dark:
+    if "wake_up" in missing and here.inventory["energy"] < 9 and not here.dark:
         yield None if here.cells("zombie", "skeleton") else "sleep"
     for enemy in ("zombie", "skeleton"):
-        if missing(f"defeat_{enemy}") and here.inventory["health"] > LOW["health"] + 2:
+        if f"defeat_{enemy}" in missing and here.inventory["health"] > LOW["health"] + 2:
             yield _use(here, here.cells(enemy))
 
 
@@ -119,7 +116,8 @@ def _make(here: Situation, tool: str) -> Iterator[str | None]:
         # At the left and upper edge of the world nothing counts as near.
         if nearby and here.at(step(CENTER, direction)) == "edge":
             inward = direction + 1
-            yield _go(here, inward) if _passable(here, step(CENTER, inward)) else None
+            cell = step(CENTER, inward)
+            yield _go(here, inward) if _free(here, cell) or _diggable(here, cell) else None
     if all(here.cells(thing) for thing in nearby):
         yield _approach(here, [cell for cell in here.cells(*WALKABLE) if here.beside(nearby, cell)])
     for thing in nearby:
@@ -171,16 +169,14 @@ def _place(here: Situation, thing: str) -> str | None:
 
 def _use(here: Situation, targets: list[Cell]) -> str | None:
     """Face the nearest target that can be reached, and use it."""
-    if step(CENTER, here.facing) in targets:
-        return "do"
-    return _approach(here, targets)
+    return "do" if step(CENTER, here.facing) in targets else _approach(here, targets)
 
 
 def _approach(here: Situation, targets: list[Cell]) -> str | None:
     """Return the first step of the shortest way to a target, digging where that is possible."""
     if not targets:
         return None
-    goals, first = set(targets), {CENTER: -1}
+    first = {CENTER: -1}
     queue = deque([CENTER])
     while queue:
         cell = queue.popleft()
@@ -189,9 +185,9 @@ def _approach(here: Situation, targets: list[Cell]) -> str | None:
             if ahead in first:
                 continue
             start = direction if cell == CENTER else first[cell]
-            if ahead in goals:
+            if ahead in targets:
                 return _go(here, start)
-            if _passable(here, ahead):
+            if _free(here, ahead) or _diggable(here, ahead):
                 first[ahead] = start
                 queue.append(ahead)
     return None
@@ -221,10 +217,6 @@ def _room(here: Situation, direction: int) -> int:
 
 def _free(here: Situation, cell: Cell) -> bool:
     return here.at(cell) in WALKABLE
-
-
-def _passable(here: Situation, cell: Cell) -> bool:
-    return _free(here, cell) or _diggable(here, cell)
 
 
 def _diggable(here: Situation, cell: Cell) -> bool:

@@ -55,10 +55,6 @@ def things_around(view: np.ndarray, cell: Cell) -> set[str]:
     """Return what the game takes to be near a cell: nothing at the world's left and upper edge.
 
     Its own look-up slices from -1 there, which is empty.
-
-    Args:
-        view: Codes of the local view, ``[columns, rows]``.
-        cell: Column and row of a cell of it that is in the world.
     """
     x, y = cell
     edge = CODE["edge"]
@@ -72,13 +68,8 @@ def things_around(view: np.ndarray, cell: Cell) -> set[str]:
 class Situation:
     """What a player sees and has: the facts of a request.
 
-    Args:
-        view: Codes of the local view, uint8 ``[9, 7]``.
-        inventory: Needs and what is carried, by item.
-        facing: Index into :data:`DIRECTIONS`.
-        asleep: Whether the player sleeps.
-        dark: Whether it is night.
-        unlocked: Achievements of this episode.
+    ``view`` are the codes of the local view, uint8 ``[9, 7]``, ``facing`` is an index into
+    :data:`DIRECTIONS`, ``unlocked`` are the achievements of this episode.
     """
 
     view: np.ndarray

@@ -43,8 +43,7 @@ class MiniGrid(GymAdapter):
     | ``skill_*`` | ``[N, 1]`` | bool, float32 | in training, :class:`~lore_torchrl.envs.minigrid.skills.MiniGridSkills` |
     | ``pixels`` | ``[N, H, W, 3]`` | uint8 | the whole grid, for people; with ``pixels`` only |
 
-    Actions are one-hot ``[N, A]``. The workers hand over raw views; features are computed once
-    for the whole batch.
+    Actions are one-hot ``[N, A]``.
 
     Args:
         env_id: Any Gymnasium id of MiniGrid or BabyAI.
@@ -56,14 +55,12 @@ class MiniGrid(GymAdapter):
             GoToObject react to it. Default: ``False``.
 
     Raises:
-        ValueError: If ``env_id`` is another kind of environment, or ``max_steps`` not positive.
+        ValueError: If ``env_id`` is another kind of environment.
     """  # noqa: E501
 
     def __init__(
         self, env_id: str, *, max_steps: int | None = None, done_is_valid: bool = False
     ) -> None:
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps must be a positive integer or None, got {max_steps}.")
         self.env_id = env_id
         self.settings = {} if max_steps is None else {"max_steps": max_steps}
         self.done_is_valid = done_is_valid
@@ -89,37 +86,24 @@ class MiniGrid(GymAdapter):
 
     def make_env(self, *, evaluation: bool = False, **settings: Any) -> TransformedEnv:
         """Make a batch of environments; those of training also record skills."""
-        env = (
-            super()
-            .make_env(evaluation=evaluation, **settings)
-            .append_transform(
-                MiniGridObservation(
-                    mission=self.mission,
-                    num_actions=self.num_actions,
-                    done_is_valid=self.done_is_valid,
-                )
-            )
-        )
+        env = super().make_env(evaluation=evaluation, **settings)
+        actions = {"num_actions": self.num_actions, "done_is_valid": self.done_is_valid}
+        env.append_transform(MiniGridObservation(mission=self.mission, **actions))
         return env if evaluation else env.append_transform(MiniGridSkills())
 
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MiniGridDescriber:
         """Make the describer of views.
 
         Raises:
-            ValueError: With ``memory`` where other things move: a step that one of them barred
-                would be counted, and the map go wrong.
+            ValueError: With ``memory`` where other things move.
         """
         if memory and self.others_move:
             raise ValueError(
                 f"In {self.env_id} other things move, and a remembered map goes wrong: set "
                 "env.memory=false."
             )
-        return MiniGridDescriber(
-            memory=memory,
-            image=image,
-            done_is_valid=self.done_is_valid,
-            num_actions=self.num_actions,
-        )
+        actions = {"num_actions": self.num_actions, "done_is_valid": self.done_is_valid}
+        return MiniGridDescriber(memory=memory, image=image, **actions)
 
     def make_planner(self) -> MiniGridPlanner:
         """Make the planner over the describer's facts."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -49,94 +48,67 @@ _DONE = "say that the mission is fulfilled"
 _TILE = 24
 
 
-@dataclass(slots=True)
 class _Memory:
-    """What one row has seen: ``cells[x, y]`` around ``position``, in compass directions."""
+    """What one row has seen: cells by their place from where it began, along the compass."""
 
-    cells: np.ndarray
-    position: tuple[int, int]
-    view: np.ndarray
-    direction: int
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.position, self.direction = (0, 0), 0
+
+    def _place(self, right: int, ahead: int) -> tuple[int, int]:
+        """Return the place of a cell as the agent sees it."""
+        (x, y), (dx, dy) = self.position, DIR_TO_VEC[self.direction].tolist()
+        return x + ahead * dx - right * dy, y + ahead * dy + right * dx
 
     def step_ahead(self) -> None:
         """Move where the cell ahead, which is always in view, can be entered."""
-        kind, _, state = self.view[self.view.shape[0] // 2, -2]
+        kind, _, state = self.cells.get(self._place(0, 1), (UNSEEN, 0, 0))
         if kind in (EMPTY, FLOOR, GOAL, LAVA) or (kind == DOOR and state == OPEN):
-            dx, dy = DIR_TO_VEC[self.direction].tolist()
-            self.position = (self.position[0] + dx, self.position[1] + dy)
+            self.position = self._place(0, 1)
 
     def record(self, view: np.ndarray, direction: int) -> None:
-        """Write a view into the map, growing it where the view passes its edge."""
-        self.view, self.direction = view.copy(), direction
-        # A view turned by the heading has its columns along x and its rows along y.
-        turned = np.rot90(view, direction + 1)
-        size = view.shape[0]
-        middle, last = size // 2, size - 1
-        # The view's corner: `middle` cells to either side, and all of it ahead of the agent.
-        corner = [
-            place - (middle if not ahead else 0 if ahead > 0 else last)
-            for place, ahead in zip(self.position, DIR_TO_VEC[direction], strict=True)
-        ]
-        low = max(0, -min(corner))
-        high = max(0, max(corner) + size - self.cells.shape[0])
-        if low or high:
-            pad = max(low, high, size)
-            self.cells = np.pad(self.cells, ((pad, pad), (pad, pad), (0, 0)))
-            self.position = (self.position[0] + pad, self.position[1] + pad)
-            corner = [value + pad for value in corner]
-        window = self.cells[corner[0] : corner[0] + size, corner[1] : corner[1] + size]
-        own = self.cells[self.position].copy()
-        seen = turned[..., 0] != UNSEEN
-        window[seen] = turned[seen]
-        # The view shows what the agent carries there, not what it stands on.
-        self.cells[self.position] = own if own[0] != UNSEEN else (EMPTY, 0, 0)
+        self.direction = direction
+        middle, last = view.shape[0] // 2, view.shape[1] - 1
+        for column, row in np.argwhere(view[..., 0] != UNSEEN).tolist():
+            # Its own cell shows what the agent carries, not what it stands on.
+            if (column, row) != (middle, last):
+                place = self._place(column - middle, last - row)
+                self.cells[place] = tuple(view[column, row].tolist())
+        self.cells.setdefault(self.position, (EMPTY, 0, 0))
 
     def egocentric(self) -> tuple[np.ndarray, tuple[int, int]]:
         """Return the known part of the map, one unseen cell around it, the agent facing up."""
-        known = self.cells[..., 0] != UNSEEN
-        columns, rows = np.flatnonzero(known.any(1)), np.flatnonzero(known.any(0))
-        x0, x1, y0, y1 = columns[0], columns[-1] + 1, rows[0], rows[-1] + 1
-        cells = np.pad(self.cells[x0:x1, y0:y1], ((1, 1), (1, 1), (0, 0)))
-        column, row = self.position[0] - x0 + 1, self.position[1] - y0 + 1
-        width, height = cells.shape[:2]
-        turns = (self.direction + 1) % 4
-        for _ in range(turns):
-            column, row, width, height = row, width - 1 - column, height, width
-        return np.ascontiguousarray(np.rot90(cells, -turns)), (int(column), int(row))
+        dx, dy = DIR_TO_VEC[self.direction].tolist()
+        # Columns to the agent's right and rows behind it.
+        turned = (np.array(list(self.cells)) - self.position) @ [[-dy, -dx], [dx, -dy]]
+        corner = turned.min(0) - 1
+        cells = np.zeros((*(turned.max(0) - corner + 2), 3), dtype=np.uint8)
+        cells[tuple((turned - corner).T)] = list(self.cells.values())
+        column, row = (-corner).tolist()
+        return cells, (column, row)
 
 
 class MiniGridDescriber:
     """Describe a MiniGrid view in egocentric terms, with or without a remembered map.
 
-    It shows what the agent may know and no more: its view, what it carries, the mission
-    and, with ``memory``, what it has seen since the reset, put together by dead reckoning
-    from views, actions and compass, which needs a world in which nothing else moves.
+    It shows the agent's view, what it carries, the mission and, with ``memory``, what it has
+    seen since the reset, put together by dead reckoning, as long as nothing else moves.
 
     Facts of a request: ``map``, uint8 ``[columns, rows, 3]`` in MiniGrid's codes, turned so
-    that ahead is up; ``position``, the agent's (column, row) in it; ``carrying``, (object,
-    color) codes or ``None``; ``mission``; ``memory``. A remembered map is framed by one
-    ring of unseen cells, so every known cell has all its neighbors in the map. ``view``
-    and ``direction`` are the observation as it came, by which recordings are looked up.
+    that ahead is up, a remembered one within a ring of unseen cells; ``position``, the agent's
+    (column, row) in it; ``carrying``, (object, color) codes or ``None``; ``mission``;
+    ``memory``; ``view`` and ``direction``, by which recordings are looked up.
 
     Keyword Args:
         memory: Whether to remember each row's map. Default: ``False``.
         image: Whether a request holds what the text shows as a picture too. Default: ``False``.
-        done_is_valid: Whether ``done`` is described as what ends the mission, as GoToDoor and
-            GoToObject have it, and not as doing nothing. Default: ``False``.
-        num_actions: How many of MiniGrid's actions there are: the first so many. Default:
-            ``7``, all.
+        done_is_valid: Whether ``done`` is described as what ends the mission, and not as doing
+            nothing. Default: ``False``.
+        num_actions: How many of MiniGrid's actions there are: the first so many. Default: ``7``.
 
     Raises:
         ValueError: If an observation's ``image`` lacks the shape ``[N, N, 3]``.
         RuntimeError: With ``memory``, if a row is asked about before it was observed.
-
-    Examples:
-        >>> view = np.ones((7, 7, 3), dtype=np.uint8)
-        >>> view[4, 4] = (KEY, 4, 0)
-        >>> seen = {"image": view, "direction": np.array([0]), "mission": "get the key"}
-        >>> request = MiniGridDescriber().request(0, seen)
-        >>> "yellow key: 2 ahead, 1 to the right" in request.description
-        True
     """
 
     in_keys = ("image", "direction", "mission")
@@ -163,19 +135,16 @@ class MiniGridDescriber:
         """Take note of a new observation, reached by ``action`` (``None`` after a reset)."""
         if not self.memory:
             return
-        view, direction = _view(observation), _direction(observation)
         if reset or row not in self._rows:
-            size = 4 * view.shape[0]
-            cells = np.zeros((size, size, 3), dtype=np.uint8)
-            self._rows[row] = _Memory(cells, (size // 2, size // 2), view, direction)
+            self._rows[row] = _Memory()
         elif action is not None and ACTIONS[action] == "forward":
             self._rows[row].step_ahead()
-        self._rows[row].record(view, direction)
+        self._rows[row].record(_view(observation), _direction(observation))
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return a digest of the view or map, what is carried, and the mission."""
         view = _view(observation)
-        digest = hashlib.blake2b(str(observation["mission"]).encode(), digest_size=16)
+        digest = hashlib.blake2b(observation["mission"].encode(), digest_size=16)
         # The view's own cell shows what is carried.
         if self.memory:
             cells, position = self._map(row, view)
@@ -192,11 +161,10 @@ class MiniGridDescriber:
 
         Mission, what is carried, what is ahead, and of each thing in view that the mission
         names (of all, where it names none of them; of lava always) its kind, side (left,
-        middle, right) and distance band (1, 2-3, beyond). Colors are told by what they mean
-        alone: whether the mission names the thing, as which of its colors where it has several
-        (``c1`` the first), and whether the key that is carried fits.
+        middle, right) and distance band (1, 2-3, beyond). Of colors it tells whether the mission
+        names the thing, as which of its colors (``c1`` the first), and whether the key fits.
         """
-        view, mission = _view(observation), str(observation["mission"])
+        view, mission = _view(observation), observation["mission"]
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         carrying = carried_object(view)
         places = _places(mission)
@@ -219,11 +187,26 @@ class MiniGridDescriber:
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
-        view, mission = _view(observation), str(observation["mission"])
+        view, mission = _view(observation), observation["mission"]
         carrying = carried_object(view)
         cells, position = self._map(row, view)
+        held = "nothing" if carrying is None else f"{COLORS[carrying[1]]} {OBJECTS[carrying[0]]}"
+        meant = zip(self.actions, self.meanings, strict=True)
+        lines = [
+            f"Mission: {mission or 'none given'}",
+            "",
+            f"What you {'remember and ' * self.memory}see ({_LEGEND}):",
+            _grid_text(cells, position),
+            "",
+            f"Notable: {_notable_things(cells, position)}",
+            f"In front of you: {_object_name(cells[position[0], position[1] - 1])}",
+            f"You carry: {held}",
+            "",
+            "Actions:",
+            *(f"- {action}: {meaning}" for action, meaning in meant),
+        ]
         return AdviceRequest(
-            description=self._text(cells, position, carrying, mission),
+            description="\n".join(lines),
             actions=self.actions,
             cache_key=self.cache_key(row, observation),
             facts={
@@ -247,36 +230,8 @@ class MiniGridDescriber:
             cells[position] = (EMPTY, 0, 0)
             return cells, position
         if row not in self._rows:
-            raise RuntimeError(
-                f"Row {row} has no map yet: call observe() for each observation of a row "
-                "before cache_key() and request()."
-            )
+            raise RuntimeError(f"Row {row} has no map yet: observe() comes before questions.")
         return self._rows[row].egocentric()
-
-    def _text(
-        self,
-        cells: np.ndarray,
-        position: tuple[int, int],
-        carrying: tuple[int, int] | None,
-        mission: str,
-    ) -> str:
-        column, row = position
-        held = "nothing" if carrying is None else f"{COLORS[carrying[1]]} {OBJECTS[carrying[0]]}"
-        meant = zip(self.actions, self.meanings, strict=True)
-        lines = [
-            f"Mission: {mission or 'none given'}",
-            "",
-            f"What you {'remember and ' * self.memory}see ({_LEGEND}):",
-            _grid_text(cells, position),
-            "",
-            f"Notable: {_notable_things(cells, position)}",
-            f"In front of you: {_object_name(cells[column, row - 1])}",
-            f"You carry: {held}",
-            "",
-            "Actions:",
-            *(f"- {action}: {meaning}" for action, meaning in meant),
-        ]
-        return "\n".join(lines)
 
 
 def carried_object(image: np.ndarray) -> tuple[int, int] | None:
@@ -286,7 +241,7 @@ def carried_object(image: np.ndarray) -> tuple[int, int] | None:
 
 
 def _view(observation: Mapping[str, Any]) -> np.ndarray:
-    view = np.asarray(observation["image"])
+    view = observation["image"]
     if view.ndim != 3 or view.shape[0] != view.shape[1] or view.shape[2] != 3:
         raise ValueError(f"image must have shape [N, N, 3], got {view.shape}.")
     return view
@@ -308,10 +263,10 @@ def _grid_text(cells: np.ndarray, position: tuple[int, int]) -> str:
     """Draw an egocentric map, one character a cell, the agent as ``^`` facing up."""
     drawn = [
         [
-            _DOOR_SYMBOLS[int(cell[2])] if cell[0] == DOOR else _SYMBOLS.get(int(cell[0]), "?")
-            for cell in cells[:, row]
+            _DOOR_SYMBOLS[state] if kind == DOOR else _SYMBOLS.get(kind, "?")
+            for kind, _, state in line
         ]
-        for row in range(cells.shape[1])
+        for line in cells.transpose(1, 0, 2).tolist()
     ]
     drawn[position[1]][position[0]] = "^"
     return "\n".join("".join(line) for line in drawn)
@@ -343,7 +298,7 @@ def _draw(cells: np.ndarray, position: tuple[int, int]) -> bytes:
 
 def _named(cell: Sequence[int], mission: str) -> bool:
     """Return whether a mission names a thing: by its kind, and by its color if by any."""
-    kind, color = int(cell[0]), int(cell[1])
+    kind, color, _ = cell
     if kind == GOAL:
         return "goal" in mission
     names, before = (OBJECTS[kind], "object"), (COLORS[color], "a", "an", "the")
@@ -352,10 +307,7 @@ def _named(cell: Sequence[int], mission: str) -> bool:
 
 
 def _places(mission: str) -> dict[str, str]:
-    """Return ``c1``, ``c2`` and so on for the colors of a mission, by their first mention.
-
-    A mission of one color has no need to tell it from others: it is left out.
-    """
+    """Return ``c1``, ``c2`` and so on for the colors of a mission, ``""`` for an only one."""
     colors = list(dict.fromkeys(word for word in mission.split() if word in COLORS))
     places = {color: f"c{number}" for number, color in enumerate(colors, 1)}
     return places if len(places) > 1 else dict.fromkeys(colors, "")

@@ -57,11 +57,6 @@ def one_hot_view(image: Tensor, direction: Tensor) -> Tensor:
     Returns:
         Float32 ``[*B, W * H * 21 + 4]``: for each cell one-hot object (11), color (6)
         and state (4), then one-hot direction.
-
-    Examples:
-        >>> view = torch.zeros(2, 7, 7, 3, dtype=torch.uint8)
-        >>> one_hot_view(view, torch.zeros(2, 1, dtype=torch.int64)).shape
-        torch.Size([2, 1033])
     """
     codes = zip(image.long().unbind(-1), _CHANNELS, strict=True)
     cells = torch.cat([one_hot(code, size) for code, size in codes], -1)
@@ -73,24 +68,18 @@ def valid_actions(
 ) -> Tensor:
     """Mark the actions that change anything, judged from the agent's view alone.
 
-    Turning always does. Forward does where the cell ahead is empty, floor, goal, lava
-    (which ends the episode) or an open door; pickup where a key, ball or box is ahead
-    and the hands are empty; drop where they are full and the cell ahead is empty; toggle
-    where a box or a door is ahead, a locked door only with a key of its color in hand.
+    Turning always does. Forward does where the cell ahead is empty, floor, goal, lava or an
+    open door; pickup where a key, ball or box is ahead and the hands are empty; drop where they
+    are full and the cell ahead is empty; toggle where a box or a door is ahead, a locked door
+    only with a key of its color in hand.
 
     Args:
-        image: ``[*B, W, H, 3]`` egocentric views; the agent's own cell, in the middle of
-            the last row, holds what it carries.
+        image: ``[*B, W, H, 3]`` views; the agent's own cell holds what it carries.
         num_actions: Number of actions, a prefix of MiniGrid's seven. Default: ``7``.
         done_is_valid: Whether ``done`` is valid. Default: ``False``.
 
     Returns:
         Bool ``[*B, num_actions]``.
-
-    Examples:
-        >>> view = torch.ones(7, 7, 3, dtype=torch.uint8)  # empty cells everywhere
-        >>> valid_actions(view).tolist()
-        [True, True, True, False, False, False, False]
     """
     middle, last = image.shape[-3] // 2, image.shape[-2] - 1
     front, front_color, front_state = image[..., middle, last - 1, :].unbind(-1)
@@ -116,12 +105,7 @@ def valid_actions(
 def mission_features(mission: str) -> Tensor:
     """Return the multi-hot bag of words of a mission over :data:`MISSION_WORDS`.
 
-    The last entry stands for all words outside the vocabulary. Missions that differ only in the
-    order of their words look alike. The result is shared between calls: do not write to it.
-
-    Examples:
-        >>> int(mission_features("pick up the red ball").sum())
-        5
+    The last entry stands for all other words. The result is shared: do not write to it.
     """
     features = torch.zeros(len(MISSION_WORDS) + 1)
     for word in re.findall(r"[a-z]+", mission.lower()):
@@ -129,22 +113,11 @@ def mission_features(mission: str) -> Tensor:
     return features
 
 
-@lru_cache(maxsize=4096)
-def _decode_mission(raw: bytes) -> str:
-    return raw.rstrip(b"\0").decode()
-
-
 class TensorObservation(gym.ObservationWrapper):
     """Turns the mission into bytes: TorchRL's batched envs move tensors 1.6 times faster.
 
-    Args:
-        env: A MiniGrid environment.
-
-    Keyword Args:
-        with_mission: Whether to write ``mission_bytes``, uint8 ``[512]``.
-
-    Raises:
-        ValueError: In a step, if a mission has more than 512 bytes.
+    ``with_mission`` is whether to write ``mission_bytes``, uint8 ``[512]``, which raises
+    ``ValueError`` for a mission of more bytes.
     """
 
     def __init__(self, env: gym.Env, *, with_mission: bool) -> None:
@@ -175,13 +148,8 @@ class TensorObservation(gym.ObservationWrapper):
 class MiniGridObservation(ObservationTransform):
     """Write features, action mask and mission text beside the raw view.
 
-    It belongs on the outermost (batched) environment, where it encodes all rows at once.
-
-    Keyword Args:
-        mission: The mission where it never varies; ``None`` reads it from each row, and
-            ``observation`` then ends with :func:`mission_features`.
-        num_actions: Number of actions of the environment.
-        done_is_valid: See :func:`valid_actions`.
+    ``mission`` is that which never varies; ``None`` reads it from each row, and ``observation``
+    then ends with :func:`mission_features`. The rest is as of :func:`valid_actions`.
     """
 
     def __init__(self, *, mission: str | None, num_actions: int, done_is_valid: bool) -> None:
@@ -196,7 +164,7 @@ class MiniGridObservation(ObservationTransform):
             text = NonTensorData(self.mission, batch_size=image.shape[:1])
         else:
             raw = next_tensordict.pop("mission_bytes").cpu().numpy()
-            missions = [_decode_mission(row.tobytes()) for row in raw]
+            missions = [row.tobytes().rstrip(b"\0").decode() for row in raw]
             words = torch.stack([mission_features(mission) for mission in missions])
             features = torch.cat([features, words.to(features.device)], dim=-1)
             text = NonTensorStack(*[NonTensorData(mission) for mission in missions])
@@ -207,11 +175,8 @@ class MiniGridObservation(ObservationTransform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare what the transform writes and drop the mission's byte form."""
         image = observation_spec["image"]
-        batch, device, num_actions = (
-            image.shape[:1],
-            image.device,
-            self.mask_settings["num_actions"],
-        )
+        batch, device = image.shape[:1], image.device
+        num_actions = self.mask_settings["num_actions"]
         size = image.shape[1] * image.shape[2] * sum(_CHANNELS) + 4
         if self.mission is None:
             size += len(MISSION_WORDS) + 1
@@ -223,9 +188,6 @@ class MiniGridObservation(ObservationTransform):
             num_actions, shape=(*batch, num_actions), dtype=torch.bool, device=device
         )
         observation_spec["mission"] = NonTensor(
-            shape=batch,
-            device=device,
-            example_data=self.mission or "",
-            batched=self.mission is None,
+            batch, device, example_data=self.mission or "", batched=self.mission is None
         )
         return observation_spec

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-
-import numpy as np
+from typing import NamedTuple
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.minigrid.describer import (
@@ -76,32 +75,20 @@ class MiniGridPlanner:
     9. a box, unless the mission names it: open it, for it may hide a key;
     10. an object that bars the way to a closed door or an unseen cell: take it up.
 
-    Whatever else is carried is dropped first, where it blocks nothing: in the agent's own
-    cell, once it has left it, where there is no other. It turns right where a turn is sure to
-    show unseen cells; with none of these it returns ``None``. Lava is never entered and has
-    the lowest value. Useless actions leave the distance as it is; those to be undone later,
-    such as dropping the key, add to it. Turning left counts a quarter step more than turning
-    right, to decide between equals.
+    Whatever else is carried is dropped first, where it blocks nothing. It turns right where a
+    turn is sure to show unseen cells; with none of these it returns ``None``. Lava has the
+    lowest value. Useless actions leave the distance as it is; those to be undone later, such as
+    dropping the key, add to it. Turning left counts a quarter step more than turning right.
 
     It covers missions that reach a goal, open one door, pick up one named object or go to one:
-    facing it, ``done``. Where a mission ends in failure at what it takes for an errand (opening a
-    wrong door or taking up a wrong object, as in BabyAI's Debug levels), it is not covered, and
-    moving obstacles are treated as fixed. For any other mission, such as those with several
-    parts, "object", or places, and for a request without the facts of
+    facing it, ``done``. Levels that end at a wrong door or object are not covered, and moving
+    obstacles are treated as fixed. For any other mission, such as those with several parts,
+    "object", or places, and for a request without the facts of
     :class:`~lore_torchrl.envs.minigrid.describer.MiniGridDescriber`, it returns ``None``.
 
-    Without the describer's memory it forgets what leaves the view. It then looks only for
-    unseen cells within the view and, with nothing to do, walks along the walls and turns
-    right. In levels wider than the view it may do so forever.
-
-    Examples:
-        >>> from lore_torchrl.envs.minigrid.describer import MiniGridDescriber
-        >>> view = np.ones((7, 7, 3), dtype=np.uint8)
-        >>> view[3, 4] = (GOAL, 1, 0)
-        >>> seen = {"image": view, "direction": np.array([0]), "mission": "reach the goal"}
-        >>> values = MiniGridPlanner()(MiniGridDescriber().request(0, seen))
-        >>> values[:3]
-        [-3.25, -3.0, -1.0]
+    Without the describer's memory it looks only for unseen cells within the view and, with
+    nothing to do, walks along the walls and turns right, in levels wider than the view maybe
+    forever.
     """
 
     def __call__(self, request: AdviceRequest) -> list[float] | None:
@@ -114,8 +101,8 @@ class MiniGridPlanner:
             return None
         cells = {
             (column, row): tuple(content)
-            for column, cells_of_column in enumerate(np.asarray(facts["map"]).tolist())
-            for row, content in enumerate(cells_of_column)
+            for column, contents in enumerate(facts["map"].tolist())
+            for row, content in enumerate(contents)
             if content[0] != UNSEEN
         }
         now = _Situation(cells, facts["position"], 0, facts["carrying"])
@@ -126,14 +113,17 @@ class MiniGridPlanner:
         return [_value(now, goal, action, distances) for action in request.actions]
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     """What the mission asks to do with which object, and whether others may be taken up."""
 
     kind: int
     color: int | None
     tools: bool
     action: str
+
+    def means(self, kind: int, color: int) -> bool:
+        """Return whether it is about a thing of this kind and color."""
+        return kind == self.kind and self.color in (None, color)
 
 
 def _task(mission: str) -> _Task | None:
@@ -160,7 +150,7 @@ def _task(mission: str) -> _Task | None:
 
 def _choose(now: _Situation, task: _Task, *, view: _Cell, memory: bool) -> _SubGoal | None:
     """Return the sub-goal, the first of the planner's list that can be reached."""
-    wanted = [cell for cell in now.find(task.kind) if task.color in (None, now.cells[cell][1])]
+    wanted = [cell for cell, (kind, color, _) in now.cells.items() if task.means(kind, color)]
     if task.action == "toggle":
         wanted = [cell for cell in wanted if _opens(now, cell)]
     target = _SubGoal(frozenset(wanted), task.action)
@@ -169,10 +159,8 @@ def _choose(now: _Situation, task: _Task, *, view: _Cell, memory: bool) -> _SubG
         errand = _drop(now, target) if by_hand else target
         if errand is not None:
             return errand
-    elif task.action == "done" and now.carrying is not None:
-        kind, color = now.carrying
-        if kind == task.kind and task.color in (None, color):
-            return _put_down(now)
+    elif task.action == "done" and now.carrying is not None and task.means(*now.carrying):
+        return _put_down(now)
 
     doors = [(cell, *now.cells[cell][1:]) for cell in now.find(DOOR)]
     closed = _SubGoal(frozenset(cell for cell, _, state in doors if state == CLOSED), "toggle")
@@ -200,18 +188,7 @@ def _choose(now: _Situation, task: _Task, *, view: _Cell, memory: bool) -> _SubG
         return _SubGoal(frozenset(), "forward" if ahead else "right")
     if _turning_reveals(now, view):
         return _SubGoal(frozenset(), "right")
-    return _last_errand(now, task, doors, target=target, closed=closed)
-
-
-def _last_errand(
-    now: _Situation,
-    task: _Task,
-    doors: Sequence[tuple[_Cell, int, int]],
-    *,
-    target: _SubGoal,
-    closed: _SubGoal,
-) -> _SubGoal | None:
-    """Return what is left to try where all that can be reached is explored."""
+    # What is left to try where all that can be reached is explored.
     if task.action == "done":
         unlock = any(state == LOCKED for _, _, state in doors)
         errand = _clear(now, target) or (_unlock(now, doors) if unlock else None)
@@ -270,8 +247,7 @@ def _frontier(now: _Situation, *taken_up: int, view: _Cell | None) -> frozenset[
     """Return the unseen cells, within ``view``, beside one to walk on or of a kind taken up."""
     walkable = [now.position, *now.find(EMPTY, FLOOR, *taken_up)]
     walkable += [cell for cell in now.find(DOOR) if math.isfinite(now.entry_cost(cell))]
-    beside = {(cell[0] + dx, cell[1] + dy) for cell in walkable for dx, dy in _HEADINGS}
-    unseen = beside - now.cells.keys()
+    unseen = {beside for cell in walkable for beside in _around(cell)} - now.cells.keys()
     if view is not None:
         unseen = {cell for cell in unseen if 0 <= cell[0] < view[0] and cell[1] < view[1]}
     return frozenset(unseen)
@@ -297,6 +273,10 @@ def _clear(now: _Situation, barred: _SubGoal) -> _SubGoal | None:
     return None
 
 
+def _around(cell: _Cell) -> list[_Cell]:
+    return [(cell[0] + dx, cell[1] + dy) for dx, dy in _HEADINGS]
+
+
 def _put_down(now: _Situation) -> _SubGoal:
     """Return the errand of emptying the hands in the nearest empty cell, beside no door."""
     empty = frozenset(now.find(EMPTY))
@@ -304,7 +284,7 @@ def _put_down(now: _Situation) -> _SubGoal:
 
 
 def _beside_door(now: _Situation, cell: _Cell) -> bool:
-    return any(now.at((cell[0] + dx, cell[1] + dy))[0] == DOOR for dx, dy in _HEADINGS)
+    return any(now.at(beside)[0] == DOOR for beside in _around(cell))
 
 
 def _drop(now: _Situation, later: _SubGoal, then: _SubGoal | None = None) -> _SubGoal | None:
@@ -366,8 +346,7 @@ class _Situation:
     @property
     def front(self) -> _Cell:
         """The cell ahead of the agent."""
-        dx, dy = _HEADINGS[self.heading]
-        return self.position[0] + dx, self.position[1] + dy
+        return _around(self.position)[self.heading]
 
     def at(self, cell: _Cell) -> tuple[int, int, int]:
         """Return kind, color and state of a cell; what lies off the map is unseen."""
@@ -401,17 +380,12 @@ class _SubGoal:
 
 
 def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Distances:
-    """Return the steps to complete ``goal`` from each (position, heading) that can.
-
-    Dijkstra backwards from the states that face a target: entering a closed door costs a
-    toggle more.
-    """
+    """Return the steps to complete ``goal`` from each (position, heading), by Dijkstra's way."""
     distance: _Distances = {}
     queue: list[tuple[float, _Cell, int]] = []
     cost = cache(partial(now.entry_cost, push=push))
     for target in goal.targets:
-        for heading, (dx, dy) in enumerate(_HEADINGS):
-            cell = (target[0] - dx, target[1] - dy)
+        for heading, cell in zip((2, 3, 0, 1), _around(target), strict=True):
             if cell == now.position or math.isfinite(cost(cell)):
                 # A goal behind no door is one step; a target door is toggled, not entered.
                 heapq.heappush(queue, (0.0 if goal.action == "look" else 1.0, cell, heading))
@@ -423,8 +397,7 @@ def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Dista
         for turn in (1, 3):
             if (cell, (heading + turn) % 4) not in distance:
                 heapq.heappush(queue, (steps + 1.0, cell, (heading + turn) % 4))
-        dx, dy = _HEADINGS[heading]
-        back = (cell[0] - dx, cell[1] - dy)
+        back = _around(cell)[heading - 2]
         # The agent's own cell may be one that it could not enter again, such as lava.
         if (back, heading) not in distance and (back == now.position or math.isfinite(cost(back))):
             step = cost(cell)
@@ -446,11 +419,7 @@ def _reachable(now: _Situation, goal: _SubGoal) -> bool:
 
 
 def _turning_reveals(now: _Situation, view: _Cell) -> bool:
-    """Return whether a turn on the spot is sure to show an unseen cell.
-
-    Sight spreads as in MiniGrid, row by row away from the agent, and is taken to end at what is
-    unseen. ``view`` has the columns and rows of the agent's view.
-    """
+    """Return whether a turn on the spot is sure to show an unseen cell, sight as in MiniGrid."""
     for heading in (1, 2, 3):
         (ahead_x, ahead_y), (right_x, right_y) = _HEADINGS[heading], _HEADINGS[(heading + 1) % 4]
         row = {0}

@@ -35,23 +35,13 @@ class MiniGridSkills(Transform):
     | ``skill_key_picked`` | bool | a key was carried at some step of this episode |
     | ``skill_door_opened`` | bool | an open door was in view at some step of this episode |
     | ``skill_unlocked`` | bool | in this episode a toggle turned the locked door ahead into an open one |
-    | ``skill_invalid_action`` | bool | the action that led here was masked out by ``action_mask`` of the observation it was taken in; False after a reset |
+    | ``skill_invalid_action`` | bool | the action that led here was masked out by ``action_mask``; False after a reset |
     | ``skill_distance_agent_key`` | float32 | agent to nearest key in view, 0 when carried |
     | ``skill_distance_key_door`` | float32 | nearest pair of a key, in view or carried, and a door in view |
     | ``skill_distance_door_goal`` | float32 | nearest pair of a door and a goal in view |
 
-    Distances are Manhattan distances in cells within the view, -1 where one of the two is
-    not visible. A door that the agent stands in is not visible. An open door counts whoever
-    opened it.
-
-    It belongs on the outermost batched environment, after the transform that writes
-    ``action_mask``. It reads ``image``, ``action`` and ``action_mask``.
-
-    Examples:
-        >>> from lore_torchrl.envs.minigrid import MiniGrid
-        >>> env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=2, seed=0)
-        >>> env.rollout(3)["next", "skill_key_picked"].shape
-        torch.Size([2, 3, 1])
+    Distances are Manhattan distances in cells within the view, -1 where one of the two is not
+    visible. It reads ``image``, ``action`` and ``action_mask``, which comes before it.
     """  # noqa: E501
 
     def __init__(self) -> None:
@@ -64,11 +54,12 @@ class MiniGridSkills(Transform):
         key, door, goal = kind == KEY, kind == DOOR, kind == GOAL
         has_key = key[..., own : own + 1]
         sees_open = (door & (image[..., 2].flatten(-2) == OPEN)).any(-1, keepdim=True)
-        agent = torch.zeros_like(key)
-        agent[..., own] = True
-        pairwise = _manhattan(image.shape[-3], image.shape[-2], image.device)
+        cells = torch.arange(kind.shape[-1], device=image.device)
+        column, row = cells // image.shape[-2], cells % image.shape[-2]
+        # Between all pairs of cells.
+        pairwise = ((column[:, None] - column).abs() + (row[:, None] - row).abs()).float()
         tensordict.set("skill_has_key", has_key)
-        tensordict.set("skill_distance_agent_key", _nearest(pairwise, agent, key))
+        tensordict.set("skill_distance_agent_key", _nearest(pairwise, cells == own, key))
         tensordict.set("skill_distance_key_door", _nearest(pairwise, key, door))
         tensordict.set("skill_distance_door_goal", _nearest(pairwise, door, goal))
         return has_key, sees_open
@@ -112,12 +103,9 @@ class MiniGridSkills(Transform):
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         """Declare the running entries as state, so that partial resets receive them."""
         state_spec = input_spec["full_state_spec"]
-        if state_spec is None:
-            state_spec = Composite(shape=input_spec.shape, device=input_spec.device)
         shape = (*self.parent.full_observation_spec["image"].shape[:-3], 1)
         for name in RUNNING_KEYS:
             state_spec[name] = Binary(1, shape=shape, dtype=torch.bool, device=input_spec.device)
-        input_spec["full_state_spec"] = state_spec
         return input_spec
 
 
@@ -126,10 +114,6 @@ def summarize_skills(batch: TensorDictBase) -> dict[str, list[float]]:
 
     Of rates a case is an episode that ended in the batch (``("next", "done")``), of ratios a
     step, of distances a step where both ends were visible.
-
-    Args:
-        batch: Transitions with the entries of :class:`MiniGridSkills` under ``"next"``,
-            of any batch size.
 
     Returns:
         Lists, empty without a case, by the names of the metrics, such as
@@ -155,13 +139,6 @@ def _front_door(image: Tensor) -> Tensor:
     front = image[..., image.shape[-3] // 2, image.shape[-2] - 2, :]
     state = front[..., 2:3].long()
     return torch.where(front[..., :1] == DOOR, state, -1)
-
-
-def _manhattan(width: int, height: int, device: torch.device) -> Tensor:
-    """Return the distances between all pairs of cells, ``[W * H, W * H]``."""
-    cell = torch.arange(width * height, device=device)
-    column, row = cell // height, cell % height
-    return ((column[:, None] - column).abs() + (row[:, None] - row).abs()).float()
 
 
 def _nearest(pairwise: Tensor, first: Tensor, second: Tensor) -> Tensor:
