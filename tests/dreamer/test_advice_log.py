@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.advice_log import COLUMNS, AdviceLog, read_advice
 from lore_torchrl.dreamer.hooks import DreamerReplayHook
 from lore_torchrl.dreamer.replay import build_replay
@@ -82,10 +83,7 @@ def test_the_replay_hook_calls_its_listeners(tmp_path):
     log = make_log(tmp_path / "advice.jsonl")
     hook = DreamerReplayHook(
         build_replay(num_envs=1, buffer_size=20, batch_size=2, seq_len=4),
-        batch_size=2,
-        seq_len=4,
-        replay_ratio=1.0,
-        learning_starts=0,
+        DreamerConfig(batch_size=2, seq_len=4),
         late=LateAdvice(),
         answers=log.service.answers,
     )

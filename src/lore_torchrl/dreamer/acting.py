@@ -14,7 +14,6 @@ from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
-from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
@@ -52,18 +51,9 @@ class Acting:
         """Gate and mixer around the stock actor."""
         return None if self.lore is None else self.lore.actor
 
-    @property
-    def bandit(self) -> AdviceBandit | None:
-        """What draws the segments in which advice acts."""
-        return None if self.lore is None else self.lore.bandit
-
 
 def adapter_of(config: EnvConfig) -> EnvAdapter:
-    """Make the environment adapter that a configuration names.
-
-    Args:
-        config: The environment's settings.
-    """
+    """Make the environment adapter that a configuration names."""
     return build_adapter(
         config.adapter, config.id, max_steps=config.max_steps, options=config.options
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from torchrl._utils import logger as torchrl_logger
-from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.redaction import remember, secrets_of
@@ -83,27 +82,3 @@ def close_service(service: AdviceService, *, drain_s: float) -> None:
     service.close(drain_s=drain_s)
     if service.cache.store is not None:
         service.cache.store.close()
-
-
-def drain_before_saving(
-    service: AdviceService, write_late: Callable[[], None], *, drain_s: float
-) -> Callable[[Trainer], None]:
-    """Return a hook that waits for answers in flight at the end of training.
-
-    The last checkpoint is written then: an answer that comes after it is paid for, and in
-    a cache without a store it is lost.
-
-    Args:
-        service: The service.
-        write_late: Writes the answers that have come into replay.
-
-    Keyword Args:
-        drain_s: Seconds to wait at most.
-    """
-
-    def hook(trainer: Trainer) -> None:
-        if trainer._stop_training or trainer.collected_frames >= trainer.total_frames:
-            service.drain(drain_s)
-            write_late()
-
-    return hook

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -18,7 +17,6 @@ def evaluate(
     env: EnvBase,
     *,
     seed: int = 0,
-    max_steps: int | None = None,
     deterministic: bool = False,
     episode_keys: Sequence[NestedKey] = (),
     summarize: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
@@ -34,8 +32,6 @@ def evaluate(
 
     Keyword Args:
         seed: Seed of the policy's draws; the environment brings its own. Default: ``0``.
-        max_steps: Stop after so many steps even where an episode goes on.
-            Default: ``None``, the environment's own limit.
         deterministic: Take the likeliest action instead of sampling. Default: ``False``.
         episode_keys: Entries that ``summarize`` reads. Default: none.
         summarize: Makes further metrics of these entries at the last step of each episode,
@@ -60,9 +56,7 @@ def evaluate(
         success = torch.zeros(rows, 1, dtype=torch.bool)
         device = next(policy.parameters()).device
         last: dict[NestedKey, torch.Tensor] = {}
-        for _ in itertools.count() if max_steps is None else range(max_steps):
-            if stopped():
-                break
+        while alive.any() and not stopped():
             td = policy(td.to(device)).to("cpu")
             # Finished rows are not stepped: their worlds stand still until the next reset.
             td.set("_step", alive.squeeze(-1))
@@ -76,8 +70,6 @@ def evaluate(
                 played = alive.reshape(rows, *[1] * (value.ndim - 1))
                 last[key] = torch.where(played, value, last.get(key, value))
             alive &= ~outcome.get("done")
-            if not alive.any():
-                break
             td = step_mdp(td)
     policy.train(was_training)
     if stopped():

@@ -70,7 +70,6 @@ def build_replay(
     batch_size: int,
     seq_len: int,
     seed: int = 0,
-    device: torch.device | str = "cpu",
 ) -> ReplayBufferEnsemble:
     """Build one buffer for each environment's stream behind one sampler.
 
@@ -84,7 +83,6 @@ def build_replay(
         batch_size: Sequences in a sample.
         seq_len: Records of each sequence that the learner trains on.
         seed: Seed of the sampler's own random stream. Default: ``0``.
-        device: Where the records are stored. Default: ``"cpu"``.
 
     Raises:
         ValueError: If a stream's share cannot hold one sequence.
@@ -97,7 +95,7 @@ def build_replay(
         )
     members = [
         TensorDictReplayBuffer(
-            storage=LazyTensorStorage(capacity, device=device),
+            storage=LazyTensorStorage(capacity),
             sampler=SliceSampler(
                 slice_len=seq_len + 1,
                 end_key=("next", "done"),

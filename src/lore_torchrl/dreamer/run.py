@@ -26,12 +26,13 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import (
+    Acting,
     adapter_of,
     build_acting,
     build_acting_env,
     build_env_agent,
 )
-from lore_torchrl.dreamer.advice import close_service, drain_before_saving
+from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
@@ -103,31 +104,27 @@ def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
 
 def _structure(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that decide what there is to restore, by name."""
-    lore, gate = config.lore, config.lore.gate
+    lore, gate, net = config.lore, config.lore.gate, config.lore.prior_net
     fixed = {name: getattr(config, name) for name in ("env", "dreamer", "seed")}
     fixed["lore.enabled"] = lore.enabled
     if not lore.enabled:
         return fixed
-    for part, names in (
-        ("bandit", ("enabled",)),
-        ("prior_net", ("enabled", "depth", "num_cells")),
-    ):
-        settings = getattr(lore, part)
-        shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
-        fixed[f"lore.{part}"] = shape
-    # What else the acting policy consists of.
-    fixed["lore.epsilon"] = lore.epsilon.eps_init > 0
-    fixed["lore.calls.td_spike"] = lore.calls.td_spike is not None
-    fixed["lore.gate.value_source"] = gate.value_source
-    fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
-    fixed["lore.loss.imitation_weight"] = lore.loss.imitation_weight > 0
-    for name in ("value_weight", "disagreement_weight", "hysteresis"):
-        fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
-    if gate.disagreement_weight:
-        fixed["lore.disagreement"] = lore.disagreement
-    if gate.value_source == "ensemble":
-        fixed["lore.value_ensemble"] = lore.value_ensemble
-    return fixed
+    ensemble = gate.value_source == "ensemble"
+    return fixed | {
+        "lore.bandit": lore.bandit.enabled,
+        "lore.prior_net": [net.depth, net.num_cells] if net.enabled else None,
+        # What else the acting policy consists of.
+        "lore.epsilon": lore.epsilon.eps_init > 0,
+        "lore.calls.td_spike": lore.calls.td_spike is not None,
+        "lore.gate.value_source": gate.value_source,
+        "lore.gate.value_weight": bool(gate.value_weight),
+        "lore.gate.disagreement_weight": bool(gate.disagreement_weight),
+        "lore.gate.hysteresis": bool(gate.hysteresis),
+        "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
+        "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
+        "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
+        "lore.value_ensemble": lore.value_ensemble if ensemble else None,
+    }
 
 
 def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
@@ -153,7 +150,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         _check_resumable(load_config(resume, trust=None), c)
 
     adapter = adapter_of(c.env)
-    summarize = getattr(adapter, "summarize", None)
     agent = build_env_agent(c, adapter, device=device)
     acting = build_acting(
         c,
@@ -164,8 +160,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advisor=advisor,
         device=device,
     )
-    env, lore, service, epsilon = acting.env, acting.lore, acting.service, acting.epsilon
-    late = None if lore is None else lore.late
     learner = build_learner(
         c.dreamer,
         agent,
@@ -173,16 +167,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         lore_actor=acting.lore_actor,
         device=device,
     )
-    replay = build_replay(
-        num_envs=c.env.num_envs,
-        buffer_size=c.dreamer.buffer_size,
-        batch_size=c.dreamer.batch_size,
-        seq_len=c.dreamer.seq_len,
-        seed=c.seed,
-    )
     steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
     collector = Collector(
-        env,
+        acting.env,
         acting.policy,
         frames_per_batch=c.steps_per_batch,
         total_frames=steps,
@@ -193,28 +180,15 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
-    records = c.dreamer.batch_size * c.dreamer.seq_len
-    replay_hook = DreamerReplayHook(
-        replay,
-        batch_size=c.dreamer.batch_size,
-        seq_len=c.dreamer.seq_len,
-        replay_ratio=c.dreamer.replay_ratio,
-        learning_starts=c.dreamer.learning_starts,
-        observed_keys=acting.observed_keys,
-        device=device,
-        late=late,
-        answers=None if late is None else service.answers,
-        returns=None if lore is None else lore.returns(),
-        stored=None if lore is None else lore.imitation_sampler(replay, batch_size=records),
-    )
+    replay_hook = _build_replay(c, acting, device)
     if any(learner.stepper.resolve(device)):
-        learner.stepper.warmup(_example_sample(env, replay_hook))
-
+        learner.stepper.warmup(_example_sample(acting.env, replay_hook))
+    replay = replay_hook.replay
     checkpoint = RunCheckpoint(
         config=redact_all(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
     )
-    if service is not None:
-        checkpoint.register("advice", service)
+    if acting.service is not None:
+        checkpoint.register("advice", acting.service)
     rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
     trainer = Trainer(
         collector=collector,
@@ -231,31 +205,79 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         save_trainer_interval=c.checkpoint_interval or steps,
         auto_log_optim_steps=False,
     )
-    resume_step, resume_from = None, None
+    earlier: dict[str, Any] = {}
     if resume is not None:
-        resume_step = steps_of(resume)
-        resume_from = run_folder(resume)
+        earlier = {"resume_step": steps_of(resume), "resume_from": run_folder(resume)}
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
-    for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
+    for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
-    logger = RunLogger(
-        c.logger,
-        output,
-        run_config=redact_all(c),
-        resume_step=resume_step,
-        resume_from=resume_from,
+    logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
+    if acting.service is not None and c.logger.advice_rows:
+        actions, rows = adapter.make_describer().actions, c.logger.advice_rows
+        path = output / "advice.jsonl"
+        advice_log = AdviceLog(path, acting.service, actions, limit=rows, **earlier)
+    else:
+        advice_log = None
+    run = Run(
+        c, agent, learner, acting.env, collector, trainer, replay_hook, acting.service, logger
     )
+    _register_hooks(run, acting, adapter, advice_log)
+    if resume is not None:
+        _restore(run, resume)
+        if acting.epsilon is not None:
+            acting.epsilon.anneal(trainer.collected_frames)
+    return run
+
+
+def _build_replay(c: TrainConfig, acting: Acting, device: torch.device) -> DreamerReplayHook:
+    replay = build_replay(
+        num_envs=c.env.num_envs,
+        buffer_size=c.dreamer.buffer_size,
+        batch_size=c.dreamer.batch_size,
+        seq_len=c.dreamer.seq_len,
+        seed=c.seed,
+    )
+    parts: dict[str, Any] = {}
+    if acting.lore is not None:
+        lore, records = acting.lore, c.dreamer.batch_size * c.dreamer.seq_len
+        parts = {
+            "late": lore.late,
+            "answers": lore.service.answers,
+            "returns": lore.returns(),
+            "stored": lore.imitation_sampler(replay, batch_size=records),
+        }
+    return DreamerReplayHook(
+        replay, c.dreamer, observed_keys=acting.observed_keys, device=device, **parts
+    )
+
+
+def _register_hooks(
+    run: Run, acting: Acting, adapter: EnvAdapter, advice_log: AdviceLog | None
+) -> None:
+    """Give the trainer its hooks, which it calls in this order."""
+    c, trainer, replay_hook = run.config, run.trainer, run.replay_hook
+    lore, service, loss = acting.lore, acting.service, run.learner.loss
+    late = lore is not None and lore.late is not None
+
+    def drain() -> None:
+        # The last checkpoint is written then: an answer that comes after it is paid for, and
+        # in a cache without a store it is lost.
+        if trainer._stop_training or trainer.collected_frames >= trainer.total_frames:
+            service.drain(c.lore.calls.drain_s)
+            replay_hook.write_late()
+
     gauges = []
-    if c.lore.enabled:
-        lore.attach(learner.loss.actor_loss)
+    if lore is not None:
+        lore.attach(loss.actor_loss)
         trainer.register_op("batch_process", lore.observe)
         trainer.register_module("advice_control", lore.observer)
-        gauges = [lore.stats]
-    health = build_health(c, steps, agent)
+        gauges.append(lore.stats)
+    health = build_health(c, trainer.total_frames, run.agent)
     if health is not None:
-        gauges.append(partial(count_nonfinite, learner.loss))
+        gauges.append(partial(count_nonfinite, loss))
+    summarize = getattr(adapter, "summarize", None)
     metrics = MetricsHook(
-        logger,
+        run.logger,
         interval=c.logger.interval,
         num_envs=c.env.num_envs,
         updates=lambda: replay_hook.updates,
@@ -263,41 +285,26 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         gauges=gauges,
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
         health=health,
-        finite=None if health is None else partial(is_finite, learner.loss),
+        finite=None if health is None else partial(is_finite, loss),
         stop=c.health.stop,
     )
-    if service is not None and c.logger.advice_rows:
-        advice_log = AdviceLog(
-            output / "advice.jsonl",
-            service,
-            adapter.make_describer().actions,
-            limit=c.logger.advice_rows,
-            resume_step=resume_step,
-            resume_from=resume_from,
-        )
+    if advice_log is not None:
         trainer.register_op("batch_process", advice_log)
         replay_hook.listeners.append(advice_log.write_late)
     replay_hook.register(trainer)
-    if late is not None:
-        drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)
-        trainer.register_op("post_steps", partial(drain, trainer))
+    if late:
+        trainer.register_op("post_steps", drain)
     metrics.register(trainer)
-    if epsilon is not None:
-        trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
+    if acting.epsilon is not None:
+        trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, adapter, agent, stopped=partial(_interrupted, trainer)),
-        logger,
+        partial(_evaluate, c, adapter, run.agent, stopped=partial(_interrupted, trainer)),
+        run.logger,
         interval=c.evaluation.interval,
     ).register(trainer)
-    if late is not None:
+    if late:
         # Once more, as the last of the round: those before it may have ended the run.
-        trainer.register_op("post_steps", partial(drain, trainer))
-    run = Run(c, agent, learner, env, collector, trainer, replay_hook, service, logger)
-    if resume is not None:
-        _restore(run, resume)
-        if epsilon is not None:
-            epsilon.anneal(trainer.collected_frames)
-    return run
+        trainer.register_op("post_steps", drain)
 
 
 def _evaluate(
@@ -331,7 +338,7 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
     records = stream_records(zeros, hook.observed_keys)
     if hook.returns is not None:
         records = hook.returns.prepare(records)
-    sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
+    sample = records[:1].expand(*hook.shape).clone()
     if hook.stored is not None:
         sample = hook.with_stored(sample, empty_steps(records, hook.stored.num_steps))
     return sample.to(hook.device)

@@ -241,12 +241,13 @@ class _Player:
         self.coefficient = coefficient
         self.kind = _kind_of(describer, agent, acting)
         acting.policy.eval()
-        if acting.bandit is None:
+        bandit = None if acting.lore is None else acting.lore.bandit
+        if bandit is None:
             if coefficient not in (None, 1.0):
                 raise ValueError(f"coefficient={coefficient}: this run has no bandit, it is 1.")
             self.coefficient = None
         elif coefficient is None:
-            acting.bandit.train()
+            bandit.train()
         elif not 0 <= coefficient <= 1:
             raise ValueError(f"coefficient must lie in [0, 1], got {coefficient}.")
 
