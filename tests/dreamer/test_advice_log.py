@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_run import COLUMNS
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.configs import DreamerConfig
-from lore_torchrl.dreamer.advice_log import COLUMNS, AdviceLog, read_advice
+from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.hooks import DreamerReplayHook
 from lore_torchrl.dreamer.replay import build_replay
 from lore_torchrl.replay import LateAdvice

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import OFF, planner, tiny_config, untimed
+from tiny_run import COLUMNS, OFF, planner, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import (
@@ -25,7 +25,7 @@ from lore_torchrl.configs import (
     LoReConfig,
     LossConfig,
 )
-from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
+from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train

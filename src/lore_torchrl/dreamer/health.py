@@ -12,7 +12,7 @@ import torch
 from lore_torchrl.configs import HealthConfig, TrainConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
 
-# Fewer calls than this say nothing about an advisor.
+# Fewer calls say nothing about an advisor.
 _MIN_CALLS = 5
 # Success rate in training above which low entropy is mastery rather than collapse.
 _MASTERY = 0.5
@@ -243,13 +243,7 @@ class HealthMonitor:
 
 
 def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonitor | None:
-    """Build the monitor of a run, ``None`` where ``health.enabled`` is off.
-
-    Args:
-        c: The run.
-        steps: Its environment steps.
-        agent: Its networks.
-    """
+    """Build the monitor of a run of so many steps, ``None`` where ``health.enabled`` is off."""
     if not c.health.enabled:
         return None
     # The differential entropy of a continuous policy has no scale to take a share of.

@@ -40,11 +40,11 @@ def build_agent_actor(
     anchors: torch.Tensor | Sequence[Sequence[float]] | None = None,
     device: torch.device | str = "cpu",
 ) -> LoReActor:
-    """Build the acting mixture around an agent's actor.
+    """Build the acting mixture around an agent's actor and critic.
 
     Args:
         config: LoRe's settings.
-        agent: Agent whose actor and critic are used.
+        agent: The agent.
 
     Keyword Args:
         anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
@@ -123,11 +123,8 @@ def build_learner(
         "continuation_horizon": c.continuation_horizon,
         "lmbda": c.lmbda,
     }
-    parameters = [
-        *agent.world_model.parameters(),
-        *agent.actor.parameters(),
-        *value_loss.parameters(),
-    ]
+    trained = [agent.world_model, agent.actor, value_loss]
+    parameters = [parameter for part in trained for parameter in part.parameters()]
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:

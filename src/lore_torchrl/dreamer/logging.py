@@ -40,18 +40,17 @@ def _wandb_mode(directory: Path) -> str:
 def _in_netrc(host: str) -> bool:
     """Return whether there is a password for a host where ``wandb login`` writes it."""
     named = os.environ.get("NETRC")
-    paths = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    path = next((path.expanduser() for path in paths if path.expanduser().exists()), None)
-    if path is None:
-        return False
+    paths = [Path(named).expanduser()] if named else [Path.home() / n for n in (".netrc", "_netrc")]
     try:
-        found = netrc.netrc(path).authenticators(host)
+        for path in paths:
+            if path.exists():
+                found = netrc.netrc(path).authenticators(host)
+                return bool(found and found[2])
     except (netrc.NetrcParseError, OSError) as error:
         # Not the message: it may quote a password.
         problem = type(error).__name__
         torchrl_logger.warning("%s gives W&B no account, it cannot be read: %s", path, problem)
-        return False
-    return bool(found and found[2])
+    return False
 
 
 def _build_backend(
@@ -59,11 +58,10 @@ def _build_backend(
 ) -> Logger:
     kwargs: dict[str, Any] = {}
     if name == "wandb":
-        mode = config.mode or _wandb_mode(directory)
         kwargs["wandb_kwargs"] = {
             "project": config.project,
             "group": config.group,
-            "mode": mode,
+            "mode": config.mode or _wandb_mode(directory),
             "config": run,
             "dir": str(directory),
             # None is a new run.
@@ -91,11 +89,11 @@ class RunLogger:
         run_config: Plain form of the run's configuration, for backends that store it.
         resume_step: Go on after this step, with neither gaps nor doubles: later rows of
             ``metrics.jsonl`` and of the CSV files are dropped, TensorBoard is told to drop
-            them, and W&B goes on with the folder's run, whose later points stay. ``None``
-            starts over. Default: ``None``.
-        resume_from: Folder of the run that is resumed. If it is another one than
-            ``directory`` and has rows, everything starts over here, and its rows up to
-            ``resume_step`` are logged first. Default: ``None``, which is ``directory``.
+            them, and W&B goes on with the folder's run, whose later points stay.
+            Default: ``None``, which starts over.
+        resume_from: Folder of the run that is resumed. If it is another one and has rows,
+            everything starts over here, and its rows up to ``resume_step`` are logged first.
+            Default: ``None``, which is ``directory``.
     """
 
     def __init__(
@@ -125,21 +123,16 @@ class RunLogger:
             _build_backend(name, config, self.directory, run, wandb_id) for name in config.backends
         ]
         for backend in self.backends:
-            if type(backend).__name__ == "WandbLogger":
+            if _is_wandb(backend):
                 id_file.write_text(backend.experiment.id)
             if type(backend).__name__ == "TensorboardLogger":
                 _purge_tensorboard(backend, last + 1)
         if not goes_on:
             for row in rows:
-                self.log(row["step"], {name: row[name] for name in row if name != "step"})
+                self.log(row.pop("step"), row)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one row.
-
-        Args:
-            step: Environment steps so far.
-            values: Scalars by name.
-        """
+        """Write one row: scalars by name, after so many environment steps."""
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for backend in self.backends:
@@ -167,9 +160,7 @@ class RunLogger:
                 Default: none.
             checkpoint: Folder of the last checkpoint. Default: none.
         """
-        for backend in self.backends:
-            if type(backend).__name__ != "WandbLogger":
-                continue
+        for backend in filter(_is_wandb, self.backends):
             import wandb
 
             run = backend.experiment
@@ -193,30 +184,20 @@ class RunLogger:
                 Default: ``False``.
         """
         for backend in self.backends:
-            if failed and type(backend).__name__ == "WandbLogger":
+            if failed and _is_wandb(backend):
                 backend.experiment.finish(exit_code=1)
             else:
                 backend.close()
 
 
 def earlier_file(path: Path, resume_from: Path | None) -> Path:
-    """Return the file to take earlier lines from: the resumed run's, or else the run's own.
-
-    Args:
-        path: The run's own file.
-        resume_from: Folder of the run that is resumed, if known.
-    """
+    """Return the file to take earlier lines from: the resumed run's, or else the run's own."""
     other = None if resume_from is None else Path(resume_from).resolve() / path.name
     return path if other is None or not other.exists() else other
 
 
 def rewrite(path: Path, lines: Sequence[str]) -> None:
-    """Replace a file's lines in one move: a kill leaves the old file or the new one.
-
-    Args:
-        path: The file.
-        lines: Without their ends.
-    """
+    """Replace a file's lines in one move: a kill leaves the old file or the new one."""
     staged = path.with_suffix(".tmp")
     staged.write_text("".join(f"{line}\n" for line in lines))
     staged.replace(path)
@@ -226,13 +207,19 @@ def _cut_csv(folder: Path, last: int) -> None:
     """Drop the lines after a step, which TorchRL would append the new ones to."""
     for path in folder.glob("*/scalars/**/*.csv"):
         # A kill may leave half a line at the end.
-        lines = path.read_text().split("\n")[:-1]
-        steps = [line.split(",")[0] for line in lines]
-        for number, (step, line) in enumerate(zip(steps, lines, strict=True), start=1):
+        lines, kept = path.read_text().split("\n")[:-1], []
+        for number, line in enumerate(lines, start=1):
+            step = line.split(",")[0]
             if not (step.isascii() and step.isdigit()):
                 raise _damaged(path, number, "no step", line)
-        kept = zip(steps, lines, strict=True)
-        rewrite(path, [line for step, line in kept if int(step) <= last])
+            if int(step) <= last:
+                kept.append(line)
+        rewrite(path, kept)
+
+
+def _is_wandb(backend: Logger) -> bool:
+    # By its name: the class cannot be imported without W&B.
+    return type(backend).__name__ == "WandbLogger"
 
 
 def _purge_tensorboard(backend: Logger, step: int) -> None:
@@ -259,7 +246,7 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """
     path = Path(path)
     if path.is_dir():
-        path = path / "metrics.jsonl"
+        path /= "metrics.jsonl"
     rows = read_rows(path)
     for number, row in rows.items():
         if not all(map(_is_number, row.values())):
@@ -271,9 +258,6 @@ def read_rows(path: Path) -> dict[int, dict[str, Any]]:
     """Read the JSON objects of a file by the number of their line, which each hold their ``step``.
 
     Without a line end the last line is left out: a kill may leave half of it.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: If another line is damaged. The message names file and line.
@@ -297,9 +281,6 @@ def read_rows(path: Path) -> dict[int, dict[str, Any]]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object that a file holds.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: If it holds none. The message names the file.

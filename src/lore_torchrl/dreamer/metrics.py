@@ -17,22 +17,19 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
         batch: Collector output with ``logits``, or ``loc`` and ``scale``, and, under LoRe,
             the ``lore_*`` entries.
     """
-    log_p, scale = batch.get("logits", None), batch.get("scale", None)
+    log_p, values = batch.get("logits", None), {}
+    mix = batch.get(keys.MIX_SCALE if log_p is None else keys.MIX_LOGITS, None)
     if log_p is None:
-        mix_scale = batch.get(keys.MIX_SCALE, None)
-        values = {"lore/entropy_wm": gaussian_entropy(scale).mean()}
-        advised = mix_scale is not None
-        if advised:
-            values["lore/entropy_mix"] = gaussian_entropy(mix_scale).mean()
+        values["lore/entropy_wm"] = gaussian_entropy(batch.get("scale")).mean()
+        if mix is not None:
+            values["lore/entropy_mix"] = gaussian_entropy(mix).mean()
     else:
         log_p = log_floor(torch.log_softmax(log_p.float(), -1))
-        values = {"lore/entropy_wm": -(log_p.exp() * log_p).sum(-1).mean()}
-        log_mix = batch.get(keys.MIX_LOGITS, None)
-        advised = log_mix is not None
-        if advised:
-            values["lore/entropy_mix"] = -(log_mix.exp() * log_mix).sum(-1).mean()
-        values["lore/prob_max"] = (log_mix if advised else log_p).exp().amax(-1).mean()
-    if advised:
+        values["lore/entropy_wm"] = -(log_p.exp() * log_p).sum(-1).mean()
+        if mix is not None:
+            values["lore/entropy_mix"] = -(mix.exp() * mix).sum(-1).mean()
+        values["lore/prob_max"] = (log_p if mix is None else mix).exp().amax(-1).mean()
+    if mix is not None:
         values |= _advice_metrics(batch)
     return {name: value.item() for name, value in values.items()}
 

@@ -29,10 +29,9 @@ def stream_records(
     """Turn a collector batch into the records that DreamerV3 learns from.
 
     A transition holds the action and the observation it led to, so the first observation
-    of an episode stands in no transition's ``"next"``. The reference stream gives it a
-    record of its own: a zero action, ``is_init`` set, zero reward, and that observation
-    under ``"next"``. The transitions follow with ``is_init`` cleared, so the world model
-    sees every observation and every action, as the acting policy does.
+    of an episode stands in no transition's ``"next"``. It has a record of its own: a zero
+    action, ``is_init`` set, zero reward, and that observation under ``"next"``. The
+    transitions follow with ``is_init`` cleared.
 
     Args:
         batch: Collector output ``[E, T]`` with ``action``, ``is_init``, the policy's
@@ -119,11 +118,7 @@ def build_replay(
 
 
 class ReplayState:
-    """What a checkpoint holds of replay: the records that there are, and where the next one goes.
-
-    Args:
-        replay: Buffer ensemble from :func:`build_replay`.
-    """
+    """What a checkpoint holds of replay: its records, and where the next one goes."""
 
     def __init__(self, replay: ReplayBufferEnsemble) -> None:
         self.replay = replay

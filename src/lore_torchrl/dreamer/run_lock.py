@@ -31,12 +31,9 @@ _held: set[IO[str]] = set()
 def file_lock(path: Path) -> Iterator[IO[str] | None]:
     """Lock a file, which is made where missing; ``None`` if another process has it.
 
-    The kernel lets go of the lock when the process ends, however it ends. A child that is
-    given the file (``pass_fds``) holds it as well, one that is forked does not. Windows and
-    some network file systems have no such locks; there a file is never found locked.
-
-    Args:
-        path: The file. It says who has it: see :func:`sign`.
+    The kernel lets go of the lock when the process ends. A child that is given the file
+    (``pass_fds``) holds it as well, one that is forked does not. Windows and some network file
+    systems have no such locks; there a file is never found locked.
     """
     with path.open("a") as file:
         if not _locked(file):
@@ -99,9 +96,7 @@ def _log_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def in_own_folder(
-    train: Callable[..., dict[str, float]],
-) -> Callable[..., dict[str, float]]:
+def in_own_folder(train: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
     """Let a function of a configuration have its ``output_dir`` to itself.
 
     Its secrets are hidden, and its log is ``run.log`` there.
