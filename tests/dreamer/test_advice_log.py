@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -82,11 +84,16 @@ def test_late_lines_count_towards_the_limit(tmp_path, limit):
 
 def test_the_replay_hook_calls_its_listeners(tmp_path):
     log = make_log(tmp_path / "advice.jsonl")
+    lore = SimpleNamespace(
+        late=LateAdvice(),
+        service=log.service,
+        returns=lambda: None,
+        imitation_sampler=lambda _replay, **_: None,
+    )
     hook = DreamerReplayHook(
         build_replay(num_envs=1, buffer_size=20, batch_size=2, seq_len=4),
         DreamerConfig(batch_size=2, seq_len=4),
-        late=LateAdvice(),
-        answers=log.service.answers,
+        lore=lore,
     )
     hook.listeners.append(log.write_late)
     log.service.known[1] = Advice(logits=(0.0, 0.0, 1.0))

@@ -29,7 +29,7 @@ def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor
 
     Raises:
         ValueError: If an advisor needs a planner and there is none.
-        ImportError: If Hydra, which instantiates it, is not installed.
+        ImportError: If Hydra is not installed.
     """
     try:
         from hydra.utils import instantiate
@@ -71,14 +71,7 @@ def announce(advisor: Advisor) -> None:
 
 
 def close_service(service: AdviceService, *, drain_s: float) -> None:
-    """Release the advisor's thread and the store, within ``drain_s`` and two seconds.
-
-    Args:
-        service: The service.
-
-    Keyword Args:
-        drain_s: Seconds to wait for answers in flight.
-    """
+    """Release the advisor's thread and the store, within ``drain_s`` and two seconds."""
     service.close(drain_s=drain_s)
     if service.cache.store is not None:
         service.cache.store.close()

@@ -23,19 +23,8 @@ class AdviceLog:
     ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
     continuous, the latter two are the Gaussian's location and scale (before its tanh), and
     ``action`` is its numbers. In async mode a ``late`` answer came after its step, which acted
-    without it, or on a fallback; its line is written when it comes.
-
-    Args:
-        path: The file.
-        service: Where the questions are remembered.
-        actions: Names of the actions.
-
-    Keyword Args:
-        limit: Lines in all. Default: ``2_000``.
-        resume_step: Keep the lines of the file up to this step, and go on.
-            Default: ``None``, which begins from the start.
-        resume_from: Folder of the run that is resumed, whose lines are kept instead, if it
-            has such a file. Default: ``None``, the file's own folder.
+    without it, or on a fallback; its line is written when it comes. There are ``limit`` lines in
+    all. ``resume_step`` and ``resume_from`` are as of :class:`RunLogger`.
     """
 
     def __init__(
@@ -145,10 +134,7 @@ def _numbers(values: torch.Tensor) -> list[float]:
 
 
 def read_advice(path: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``advice.jsonl``, none if there is no such file.
-
-    Args:
-        path: The file, or the run folder that holds it.
+    """Read the lines of a run's ``advice.jsonl``, or of its folder; none if there is no such file.
 
     Raises:
         ValueError: If a line is damaged: see :func:`~lore_torchrl.dreamer.logging.read_rows`.

@@ -70,8 +70,7 @@ class DreamerAgent:
         belief_dim: Size of the deterministic state.
         num_actions: Number of actions, or of dimensions of a continuous one.
         observed: What the agent sees of an observation: ``observation``, ``frame`` or both.
-        action_bounds: Lowest and highest continuous action, each ``[A]``; ``None`` where
-            actions are discrete. Default: ``None``.
+        action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``.
     """
 
     world_model: TensorDictSequential
@@ -91,13 +90,12 @@ class DreamerAgent:
     ) -> TensorDictSequential:
         """Build the acting policy.
 
+        It reads what is :attr:`observed`, ``is_init`` and the primed ``state``, ``belief``,
+        ``previous_action``, and writes ``action`` and their successors.
+
         Args:
             actor: What picks the action. Default: the stock actor.
             *after: Modules between the action and its hand-over to the next step.
-
-        Returns:
-            A policy that reads what is :attr:`observed`, ``is_init`` and the primed ``state``,
-            ``belief``, ``previous_action``, and writes ``action`` and their successors.
         """
         return TensorDictSequential(
             *self.filter,

@@ -33,15 +33,11 @@ class RunCheckpoint(Checkpoint):
     """A checkpoint of tensors and JSON alone, with the size and digest of each of its files.
 
     Every component has ``state_dict`` and ``load_state_dict``, or is a dictionary of JSON.
-    A file is a function of what is saved: it holds no time, no identifier and no memory that
-    nothing was written to.
+    A file is a function of what is saved: it holds no time and no identifier.
 
     The seal tells of a full disk, a copy that was cut off, a file of something else. It is no
     signature: who can write a checkpoint can seal it, and :func:`verify` and the loading hold
     without it.
-
-    Args:
-        **components: As of TorchRL's checkpoint.
     """
 
     def __init__(self, **components: Any) -> None:
@@ -170,10 +166,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def find_checkpoint(path: str) -> Path:
-    """Return the checkpoint that a path names: itself, or the latest in a folder.
-
-    Args:
-        path: Run folder, its checkpoints folder, or one checkpoint.
+    """Return the checkpoint that a path names: itself, or the latest in a folder or run.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -204,15 +197,6 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 
     A run that goes on from an earlier one would have its own new ones rotated away as the
     oldest. One of the same step that was abandoned before is replaced.
-
-    Args:
-        folder: The run's checkpoints folder.
-
-    Keyword Args:
-        after: Last step whose checkpoint stays.
-
-    Returns:
-        Where they are now, earliest first.
     """
     moved = []
     for path in _named(folder):
@@ -228,18 +212,11 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 def load_config(
     path: Path, *, trust: Collection[str] | None = (), asks: bool = False
 ) -> TrainConfig:
-    """Return the configuration of the run that wrote a checkpoint.
+    """Return the configuration of the run that wrote a checkpoint; what came after it is default.
 
-    Settings that came after it have their defaults.
-
-    Args:
-        path: The checkpoint.
-
-    Keyword Args:
-        trust: What it may name besides the environments and advisors of this package: import
-            paths, and with ``asks`` servers, variables of keys and local models; ``None`` for
-            anything, where it is only compared with. Default: nothing.
-        asks: Whether its advisor will be asked. Default: ``False``.
+    Besides the environments and advisors of this package it may name what is in ``trust``: import
+    paths, and where its advisor ``asks``, servers, variables of keys and local models; with
+    ``None``, where it is only compared with, anything.
 
     Raises:
         CheckpointError: If it is of another program, or names what it may not.

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lore_torchrl.dreamer.logging import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
     "success": (
@@ -36,6 +40,18 @@ def _curve(rows: Sequence[Mapping[str, float]], metric: str) -> list[tuple[float
     ]
 
 
+def figure_class() -> type[Figure]:
+    """Return matplotlib's figure, or raise ``ImportError`` where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise ImportError(
+            "Figures need matplotlib: pip install 'lore-torchrl[train]', or set "
+            "logger.figures=false."
+        ) from err
+    return Figure
+
+
 def literal(text: str) -> str:
     r"""Return text as matplotlib draws it letter by letter, dollar signs too.
 
@@ -60,22 +76,14 @@ def save_figures(output: str | Path, runs: Mapping[str, str | Path] | None = Non
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise ImportError(
-            "Figures need matplotlib: pip install 'lore-torchrl[train]', or set "
-            "logger.figures=false."
-        ) from err
+    make = figure_class()
     folder = Path(output) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     runs = {Path(output).name: output} if runs is None else runs
     data = {name: read_metrics(path) for name, path in runs.items()}
     paths = []
     for figure_name, panels in _PANELS.items():
-        figure = Figure(figsize=(5.0 * len(panels), 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = make(figsize=(5.0 * len(panels), 3.6), layout="constrained")
         drawn = False
         grid = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (metric, title) in zip(grid, panels, strict=True):

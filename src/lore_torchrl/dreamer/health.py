@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ class _Memory:
     spent_step: int | None = None
 
 
+@dataclass(eq=False)
 class HealthMonitor:
     r"""Check each row of metrics for common failures of a run.
 
@@ -81,30 +82,18 @@ class HealthMonitor:
         0.0
     """  # noqa: E501
 
-    def __init__(
-        self,
-        config: HealthConfig,
-        *,
-        num_actions: int,
-        total_steps: int,
-        beta_max: float = 1.0,
-        multiplier_max: float = 0.0,
-    ) -> None:
-        self.config = config
-        self.num_actions = num_actions
-        self.total_steps = total_steps
-        self.beta_max = beta_max
-        self.multiplier_max = multiplier_max
-        self._memory = _Memory()
+    config: HealthConfig
+    _: KW_ONLY
+    num_actions: int
+    total_steps: int
+    beta_max: float = 1.0
+    multiplier_max: float = 0.0
+    _memory: _Memory = field(default_factory=_Memory, init=False)
 
     def observe(
         self, step: int, row: Mapping[str, float]
     ) -> tuple[dict[str, float], list[Finding]]:
-        """Check one row.
-
-        Args:
-            step: Environment steps so far.
-            row: Metrics by name.
+        """Check the row of a step.
 
         Returns:
             ``health/<check>``, 1 while it lasts and else 0, for each check that has had

@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -21,62 +22,40 @@ from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.health import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
-from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice
-from lore_torchrl.replay.late_advice import Answers
+from lore_torchrl.lore import LoRe
 
 
+@dataclass(eq=False)
 class DreamerReplayHook(TrainerHookBase):
     """Store records, owe updates by the replay ratio, and refresh latent states.
 
     :class:`~torchrl.trainers.Trainer` with ``optim_steps_per_batch=None`` asks for samples
     until its sampling hook raises ``StopIteration``: here when the updates are done that the
-    collected steps have earned.
-
-    Args:
-        replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
-        config: Shape of a sample, ratio and start of the updates.
-
-    Keyword Args:
-        observed_keys: Entries kept with each observation (add the advice entries).
-        device: Where samples go. Default: ``"cpu"``.
-        late: Brings late advice to the stored rows; the ``observed_keys`` then include
-            ``llm_advice_id`` and ``llm_fallback``. Default: ``None``.
-        answers: Returns the answers to questions by their numbers, for ``late``.
-            Default: ``None``.
-        returns: Writes the returns of the episodes that have ended. Default: ``None``.
-        stored: Draws the steps that each sample has for the imitation, a multiple of its
-            records. Default: ``None``.
-
-    Attributes:
-        listeners: Called after late answers were written.
+    collected steps have earned. With ``lore``, late advice and returns come to the stored rows,
+    and steps for the imitation to the samples. ``listeners`` are called after late answers were
+    written.
     """
 
-    def __init__(
-        self,
-        replay: ReplayBufferEnsemble,
-        config: DreamerConfig,
-        *,
-        observed_keys: Sequence[NestedKey] = OBSERVED_KEYS,
-        device: torch.device | str = "cpu",
-        late: LateAdvice | None = None,
-        answers: Answers | None = None,
-        returns: EpisodeReturns | None = None,
-        stored: ImitationSampler | None = None,
-    ):
-        self.replay = replay
-        self.config = config
-        self.late = late
-        self.returns = returns
-        self.stored = stored
-        self.answers = answers
-        self.listeners: list[Callable[[], None]] = []
-        self.shape = (config.batch_size, config.seq_len)
-        self.schedule = DreamerV3UpdateRatio(config.replay_ratio / math.prod(self.shape))
-        self.observed_keys = tuple(observed_keys)
-        self.device = torch.device(device)
-        self.updates = 0
-        self._owed = 0
-        self._trainer: Trainer | None = None
+    replay: ReplayBufferEnsemble
+    config: DreamerConfig
+    _: KW_ONLY
+    observed_keys: Sequence[NestedKey] = OBSERVED_KEYS
+    device: torch.device | str = "cpu"
+    lore: LoRe | None = None
+    listeners: list[Callable[[], None]] = field(default_factory=list, init=False)
+    updates: int = field(default=0, init=False)
+    _owed: int = field(default=0, init=False)
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the shape of a sample and the rate of updates."""
+        self.shape = (self.config.batch_size, self.config.seq_len)
+        records = math.prod(self.shape)
+        self.schedule = DreamerV3UpdateRatio(self.config.replay_ratio / records)
+        self.late = self.returns = self.stored = None
+        if self.lore is not None:
+            self.late, self.returns = self.lore.late, self.lore.returns()
+            self.stored = self.lore.imitation_sampler(self.replay, batch_size=records)
 
     def extend(self, batch: TensorDictBase) -> None:
         """Store a collector batch, and the advice that has come for earlier ones."""
@@ -92,7 +71,7 @@ class DreamerReplayHook(TrainerHookBase):
 
     def write_late(self) -> None:
         """Write the advice that has come since the last time into the rows that wait for it."""
-        self.late.apply(self.replay, self.answers)
+        self.late.apply(self.replay, self.lore.service.answers)
         for listener in self.listeners:
             listener()
 
@@ -172,63 +151,42 @@ class DreamerReplayHook(TrainerHookBase):
         trainer.register_module(name, self)
 
 
+@dataclass(eq=False)
 class MetricsHook(TrainerHookBase):
     """Average what is collected and learned over an interval and write one row of it.
 
-    Args:
-        logger: Where rows go.
-
-    Keyword Args:
-        interval: Environment steps between rows.
-        num_envs: Environments; episodes are followed for each.
-        updates: Returns the number of learner updates so far.
-        batch_metrics: Functions from a collector batch to metrics by name: a number, averaged
-            over batches, or a list (array, tensor) with one for each case, averaged over all.
-        gauges: Functions to scalars that are read when a row is written.
-        bar: Function to what the progress bar shows beside success and KL. Default: nothing.
-        health: Looks at each row before it is written. Default: ``None``.
-        finite: Returns whether the learner is, after each round of updates; where it is not, a
-            row is written at once. Default: ``None``.
-        stop: Names of the checks that end the run: ``nonfinite`` by raising
-            ``FloatingPointError`` without another checkpoint, the others with one.
-            Default: none.
+    ``batch_metrics`` make metrics of a collector batch: numbers, averaged over batches, or lists
+    (arrays, tensors) with one for each case, averaged over all. ``gauges`` are read when a row is
+    written, ``bar`` at every batch, and ``finite`` after each round of updates: where the learner
+    is not, a row is written at once. Of the checks of ``health`` those named in ``stop`` end the
+    run: ``nonfinite`` by raising ``FloatingPointError``, without another checkpoint, the others
+    with one.
     """
 
-    def __init__(
-        self,
-        logger: RunLogger,
-        *,
-        interval: int,
-        num_envs: int,
-        updates: Callable[[], int],
-        batch_metrics: Sequence[
-            Callable[[TensorDictBase], Mapping[str, float | Sequence[float]]]
-        ] = (),
-        gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
-        bar: Callable[[], Mapping[str, Any]] = dict,
-        health: HealthMonitor | None = None,
-        finite: Callable[[], bool] | None = None,
-        stop: Sequence[str] = (),
-    ):
-        self.health = health
-        self.finite = finite
-        self._urgent = False
-        self.stop = tuple(stop)
-        self.logger = logger
-        self.interval = interval
-        self.bar = bar
-        self.batch_metrics = tuple(batch_metrics)
-        self.gauges = tuple(gauges)
-        self.updates = updates
-        self._returns = torch.zeros(num_envs)
-        self._lengths = torch.zeros(num_envs)
-        self._next = interval
+    logger: RunLogger
+    _: KW_ONLY
+    interval: int
+    num_envs: int
+    updates: Callable[[], int]
+    batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, Any]]] = ()
+    gauges: Sequence[Callable[[], Mapping[str, float]]] = ()
+    bar: Callable[[], Mapping[str, Any]] = dict
+    health: HealthMonitor | None = None
+    finite: Callable[[], bool] | None = None
+    stop: Sequence[str] = ()
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first row."""
+        self._returns = torch.zeros(self.num_envs)
+        self._lengths = torch.zeros(self.num_envs)
+        self._next = self.interval
         self._elapsed = 0.0
         self._window: dict[str, list[float]] = defaultdict(list)
         self._started = time.perf_counter()
         self._window_start = (0, 0.0)
-        self._trainer: Trainer | None = None
         self._success = 0.0
+        self._urgent = False
 
     @property
     def elapsed(self) -> float:
@@ -340,30 +298,23 @@ class MetricsHook(TrainerHookBase):
         trainer.register_module(name, self)
 
 
+@dataclass(eq=False)
 class EvaluationHook(TrainerHookBase):
-    """Evaluate at fixed steps and write the outcome.
+    """Evaluate every ``interval`` environment steps and at the end, and log ``eval/``.
 
-    Args:
-        evaluate: Returns the outcome as scalars, or ``None`` if it was broken off: the next
-            call then evaluates again.
-        logger: Where rows go, under ``eval/``.
-
-    Keyword Args:
-        interval: Environment steps between evaluations.
+    ``evaluate`` returns it as scalars, or ``None`` if it was broken off: the next call then
+    evaluates again.
     """
 
-    def __init__(
-        self,
-        evaluate: Callable[[], Mapping[str, float] | None],
-        logger: RunLogger,
-        *,
-        interval: int,
-    ):
-        self.evaluate = evaluate
-        self.logger = logger
-        self.interval = interval
-        self._next = interval
-        self._trainer: Trainer | None = None
+    evaluate: Callable[[], Mapping[str, float] | None]
+    logger: RunLogger
+    _: KW_ONLY
+    interval: int
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with the first interval."""
+        self._next = self.interval
 
     def __call__(self) -> None:
         """Evaluate if the interval has passed or training ends."""

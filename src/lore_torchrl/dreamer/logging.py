@@ -146,19 +146,10 @@ class RunLogger:
         advice: Sequence[Mapping[str, Any]] = (),
         checkpoint: Path | None = None,
     ) -> None:
-        """Give the backends that take more than numbers what there is at the end.
+        """Give W&B what there is at the end: the last value of each metric, and PNG files.
 
-        W&B gets the summary, the figures, the table ``advice``, and the checkpoint as an
-        artifact of type ``model``.
-
-        Args:
-            summary: Last value of each metric.
-
-        Keyword Args:
-            figures: PNG files. Default: none.
-            advice: Lines as of :func:`~lore_torchrl.dreamer.advice_log.read_advice`.
-                Default: none.
-            checkpoint: Folder of the last checkpoint. Default: none.
+        ``advice`` is for a table; the last ``checkpoint``, a folder, becomes an artifact of type
+        ``model``.
         """
         for backend in filter(_is_wandb, self.backends):
             import wandb
@@ -169,7 +160,11 @@ class RunLogger:
                 run.log({f"figures/{path.stem}": wandb.Image(str(path))})
             if advice:
                 columns = list(advice[0])
-                rows = [[_plain(line[name]) for name in columns] for line in advice]
+                # A column holds one type: distributions go as text.
+                rows = [
+                    [json.dumps(x) if isinstance(x, Mapping) else x for x in map(line.get, columns)]
+                    for line in advice
+                ]
                 run.log({"advice": wandb.Table(columns=columns, data=rows)})
             if checkpoint is not None:
                 artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model")
@@ -177,12 +172,7 @@ class RunLogger:
                 run.log_artifact(artifact)
 
     def close(self, *, failed: bool = False) -> None:
-        """Flush and close every backend.
-
-        Keyword Args:
-            failed: Whether the run ended with an exception; W&B then says so of it.
-                Default: ``False``.
-        """
+        """Flush and close every backend; W&B says of a run whether it has ``failed``."""
         for backend in self.backends:
             if failed and _is_wandb(backend):
                 backend.experiment.finish(exit_code=1)
@@ -230,16 +220,8 @@ def _purge_tensorboard(backend: Logger, step: int) -> None:
     backend.experiment.file_writer.add_event(start)
 
 
-def _plain(value: Any) -> Any:
-    """Return a distribution as text: a table's column holds one type."""
-    return json.dumps(value) if isinstance(value, Mapping) else value
-
-
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """Read the rows of a run's ``metrics.jsonl``.
-
-    Args:
-        path: The file, or the run folder that holds it.
+    """Read the rows of a run's ``metrics.jsonl``, or of the run folder that holds it.
 
     Raises:
         ValueError: If a line is damaged: see :func:`read_rows`.
@@ -249,7 +231,10 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
         path /= "metrics.jsonl"
     rows = read_rows(path)
     for number, row in rows.items():
-        if not all(map(_is_number, row.values())):
+        # An integer of thousands of digits is none to NumPy.
+        if not all(
+            isinstance(x, float) or (isinstance(x, int) and abs(x) < 1 << 63) for x in row.values()
+        ):
             raise _damaged(path, number, "values other than numbers", json.dumps(row))
     return list(rows.values())
 
@@ -294,11 +279,6 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path} is damaged: it holds no JSON object. Restore it, or leave its folder out."
         )
     return value
-
-
-def _is_number(value: Any) -> bool:
-    # An integer of thousands of digits is none to NumPy.
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _damaged(path: Path, number: int, found: str, line: str) -> ValueError:

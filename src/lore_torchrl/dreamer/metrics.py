@@ -11,11 +11,9 @@ from lore_torchrl.policies.gaussian import gaussian_entropy
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
-    """Entropy and sharpness of the policy that acted.
+    """Entropy and sharpness of the policy that acted in a collector batch.
 
-    Args:
-        batch: Collector output with ``logits``, or ``loc`` and ``scale``, and, under LoRe,
-            the ``lore_*`` entries.
+    It has ``logits``, or ``loc`` and ``scale``, and, under LoRe, the ``lore_*`` entries.
     """
     log_p, values = batch.get("logits", None), {}
     mix = batch.get(keys.MIX_SCALE if log_p is None else keys.MIX_LOGITS, None)

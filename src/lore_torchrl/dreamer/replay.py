@@ -72,16 +72,10 @@ def build_replay(
 ) -> ReplayBufferEnsemble:
     """Build one buffer for each environment's stream behind one sampler.
 
-    Samples are sequences of ``seq_len + 1`` consecutive records of one stream, which may
-    cross episode ends; the last record of each is there only to have its latent state
-    refreshed.
-
-    Keyword Args:
-        num_envs: Number of streams.
-        buffer_size: Records in all, split evenly.
-        batch_size: Sequences in a sample.
-        seq_len: Records of each sequence that the learner trains on.
-        seed: Seed of the sampler's own random stream. Default: ``0``.
+    Samples are ``batch_size`` sequences of ``seq_len + 1`` consecutive records of one stream, which
+    may cross episode ends; the last record of each is there only to have its latent state
+    refreshed. The ``buffer_size`` records are split evenly; the sampler has a random stream of
+    its own.
 
     Raises:
         ValueError: If a stream's share cannot hold one sequence.
@@ -151,11 +145,9 @@ def write_back_latents(
 ) -> None:
     """Store fresh posterior states as the starting points of later samples.
 
-    Args:
-        replay: Buffer that the sample came from.
-        handles: ``index`` and ``index_generation`` of the sample, ``[B, T + 1]``.
-        context: Posterior ``state`` and ``belief`` of its first ``T`` records; entry ``t``
-            is where record ``t + 1`` starts.
+    The ``handles`` are ``index`` and ``index_generation`` of a sample, ``[B, T + 1]``; the
+    ``context`` holds posterior ``state`` and ``belief`` of its first ``T`` records: entry ``t``
+    is where record ``t + 1`` starts.
     """
     index = handles.get("index")[:, 1:].reshape(-1)
     generation = handles.get("index_generation")[:, 1:].reshape(-1)

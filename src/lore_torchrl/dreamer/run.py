@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,6 @@ from lore_torchrl.dreamer.acting import (
     Acting,
     adapter_of,
     build_acting,
-    build_acting_env,
     build_env_agent,
 )
 from lore_torchrl.dreamer.advice import close_service
@@ -52,9 +48,9 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, rewrite
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
-from lore_torchrl.dreamer.run_lock import in_own_folder
+from lore_torchrl.dreamer.run_lock import SIGNALS, handled_signals, own_folder
 from lore_torchrl.envs.adapter import EnvAdapter
-from lore_torchrl.envs.batch import close_env, seed_all
+from lore_torchrl.envs.batch import seed_all
 from lore_torchrl.replay.imitation_sampler import empty_steps
 from lore_torchrl.service import AdviceService
 
@@ -74,11 +70,7 @@ class Run:
     logger: RunLogger
 
     def close(self, *, failed: bool = False) -> None:
-        """Release environments, the advisor's thread and log files.
-
-        Keyword Args:
-            failed: As of :meth:`RunLogger.close`. Default: ``False``.
-        """
+        """Release environments, advisor and log files; see :meth:`RunLogger.close`."""
         self.collector.shutdown()
         if self.service is not None:
             close_service(self.service, drain_s=self.config.lore.calls.drain_s)
@@ -130,13 +122,8 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
 def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     """Build environment, agent, learner, replay and trainer for one run.
 
-    With ``config.lore.enabled`` false this is stock DreamerV3, nothing of LoRe in it.
-
-    Args:
-        config: The run.
-
-    Keyword Args:
-        advisor: Advisor to use instead of ``config.advisor``.
+    With ``config.lore.enabled`` false this is stock DreamerV3, nothing of LoRe in it. An
+    ``advisor`` takes the place of ``config.advisor``.
     """
     c = config
     if c.num_threads is not None:
@@ -180,10 +167,18 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
-    replay_hook = _build_replay(c, acting, device)
+    replay = build_replay(
+        num_envs=c.env.num_envs,
+        buffer_size=c.dreamer.buffer_size,
+        batch_size=c.dreamer.batch_size,
+        seq_len=c.dreamer.seq_len,
+        seed=c.seed,
+    )
+    replay_hook = DreamerReplayHook(
+        replay, c.dreamer, observed_keys=acting.observed_keys, device=device, lore=acting.lore
+    )
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(acting.env, replay_hook))
-    replay = replay_hook.replay
     checkpoint = RunCheckpoint(
         config=redact_all(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
     )
@@ -212,12 +207,11 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
     logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
+    advice_log = None
     if acting.service is not None and c.logger.advice_rows:
-        actions, rows = adapter.make_describer().actions, c.logger.advice_rows
-        path = output / "advice.jsonl"
-        advice_log = AdviceLog(path, acting.service, actions, limit=rows, **earlier)
-    else:
-        advice_log = None
+        path, actions = output / "advice.jsonl", adapter.make_describer().actions
+        limit = c.logger.advice_rows
+        advice_log = AdviceLog(path, acting.service, actions, limit=limit, **earlier)
     run = Run(
         c, agent, learner, acting.env, collector, trainer, replay_hook, acting.service, logger
     )
@@ -227,28 +221,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         if acting.epsilon is not None:
             acting.epsilon.anneal(trainer.collected_frames)
     return run
-
-
-def _build_replay(c: TrainConfig, acting: Acting, device: torch.device) -> DreamerReplayHook:
-    replay = build_replay(
-        num_envs=c.env.num_envs,
-        buffer_size=c.dreamer.buffer_size,
-        batch_size=c.dreamer.batch_size,
-        seq_len=c.dreamer.seq_len,
-        seed=c.seed,
-    )
-    parts: dict[str, Any] = {}
-    if acting.lore is not None:
-        lore, records = acting.lore, c.dreamer.batch_size * c.dreamer.seq_len
-        parts = {
-            "late": lore.late,
-            "answers": lore.service.answers,
-            "returns": lore.returns(),
-            "stored": lore.imitation_sampler(replay, batch_size=records),
-        }
-    return DreamerReplayHook(
-        replay, c.dreamer, observed_keys=acting.observed_keys, device=device, **parts
-    )
 
 
 def _register_hooks(
@@ -298,38 +270,13 @@ def _register_hooks(
     if acting.epsilon is not None:
         trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, adapter, run.agent, stopped=partial(_interrupted, trainer)),
+        partial(evaluate, c, adapter, run.agent, stopped=partial(_interrupted, trainer)),
         run.logger,
         interval=c.evaluation.interval,
     ).register(trainer)
     if late:
         # Once more, as the last of the round: those before it may have ended the run.
         trainer.register_op("post_steps", drain)
-
-
-def _evaluate(
-    config: TrainConfig,
-    adapter: EnvAdapter,
-    agent: DreamerAgent,
-    *,
-    stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, float] | None:
-    # Built each time: the same held-out episodes, whatever was played before.
-    env = build_acting_env(
-        config, adapter, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
-    )
-    try:
-        return evaluate(
-            agent.policy(),
-            env,
-            seed=config.seed,
-            deterministic=config.evaluation.deterministic,
-            episode_keys=getattr(adapter, "episode_keys", ()),
-            summarize=getattr(adapter, "summarize_episodes", None),
-            stopped=stopped,
-        )
-    finally:
-        close_env(env)
 
 
 def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
@@ -363,57 +310,42 @@ def _interrupted(trainer: Trainer) -> bool:
     return trainer._stop_reason in signal.Signals.__members__
 
 
-@contextmanager
-def _stop_on_signal(run: Run) -> Iterator[None]:
-    """Let SIGINT and SIGTERM end training within seconds, with a checkpoint.
+def _stop(run: Run, signum: int) -> None:
+    """End training within seconds, with a checkpoint; a second signal ends the process at once.
 
-    What the run waits for is broken off: advice, updates that are owed, an evaluation. A
-    second signal ends the process at once.
+    What the run waits for is broken off: advice, updates that are owed, an evaluation.
     """
-
-    def stop(signum: int, _frame: object) -> None:
-        for name in previous:
-            signal.signal(name, signal.SIG_DFL)
-        run.trainer.request_stop(signal.Signals(signum).name)
-        if run.service is not None:
-            run.service.stop_asking()
-
-    previous: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    run.trainer.request_stop(signal.Signals(signum).name)
+    if run.service is not None:
+        run.service.stop_asking()
 
 
-@in_own_folder
 def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, float]:
     """Train from a configuration and return the last value of every metric.
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
     within seconds and save a checkpoint, without figures; :func:`read_stop` tells of it. A
-    second signal ends the process at once.
-
-    Args:
-        config: The run.
-
-    Keyword Args:
-        advisor: Advisor to use instead of ``config.advisor``.
+    second signal ends the process at once. An ``advisor`` takes the place of ``config.advisor``.
 
     Raises:
         FloatingPointError: If the agent's parameters are no longer finite.
         RuntimeError: If another run that is under way has ``config.output_dir``.
     """
+    with own_folder(config):
+        return _train(config, advisor)
+
+
+def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
     output = Path(config.output_dir)
     (output / "stopped.json").unlink(missing_ok=True)
     run = build_run(config, advisor=advisor)
     rewrite(output / "config.json", [json.dumps(redact_all(config), indent=2)])
     failed = True
     try:
-        with _stop_on_signal(run):
+        with handled_signals(lambda signum, _frame: _stop(run, signum)):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
@@ -425,7 +357,10 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
             f"{output} with a lower dreamer.lr."
         ) from error
     else:
-        _note_stop(run.trainer, output)
+        step, total = run.trainer.collected_frames, run.trainer.total_frames
+        if step < total:
+            about = {"step": step, "total_steps": total, "reason": run.trainer._stop_reason}
+            (output / "stopped.json").write_text(json.dumps(about))
         summary = _publish(run, output)
         failed = False
     finally:
@@ -434,24 +369,13 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
 
 def read_stop(output_dir: str | Path) -> dict[str, Any] | None:
-    """Read why the run in a folder ended before its last step.
+    """Read why the run in a folder ended before its last step, ``None`` if it went through.
 
-    Args:
-        output_dir: The run folder.
-
-    Returns:
-        ``step``, ``total_steps`` and ``reason``: the name of a signal, or ``health.stop names``
-        and the check; ``None`` if the run went through.
+    Returned are ``step``, ``total_steps`` and ``reason``: the name of a signal, or
+    ``health.stop names`` and the check.
     """
     path = Path(output_dir) / "stopped.json"
     return read_object(path) if path.exists() else None
-
-
-def _note_stop(trainer: Trainer, output: Path) -> None:
-    step, total = trainer.collected_frames, trainer.total_frames
-    if step < total:
-        about = {"step": step, "total_steps": total, "reason": trainer._stop_reason}
-        (output / "stopped.json").write_text(json.dumps(about))
 
 
 def _publish(run: Run, output: Path) -> dict[str, float]:
