@@ -117,16 +117,17 @@ def verify(path: Path) -> None:
                 f"{file} is neither tensors (.memmap) nor JSON. Checkpoints hold nothing else, "
                 "since other files can run code: do not use this one, whoever it is from."
             )
-        found[file.relative_to(path).as_posix()] = file
+        found[file.relative_to(path).as_posix()] = file.stat().st_size
     del found[_SEAL]
     for name in sorted(sealed.keys() | found.keys()):
+        file = path / name
         if name not in found:
-            raise CheckpointError(f"{path / name} is missing.")
+            raise CheckpointError(f"{file} is missing.")
         if name not in sealed:
-            raise CheckpointError(f"{path / name} is not in the checkpoint's {_SEAL}.")
-        (size, digest), file = sealed[name], found[name]
-        if file.stat().st_size != size:
-            raise CheckpointError(f"{file} has {file.stat().st_size} of {size} bytes.")
+            raise CheckpointError(f"{file} is not in the checkpoint's {_SEAL}.")
+        size, digest = sealed[name]
+        if found[name] != size:
+            raise CheckpointError(f"{file} has {found[name]} of {size} bytes.")
         if _digest(file) != digest:
             raise CheckpointError(f"{file} is not what was saved.")
     try:
@@ -185,11 +186,6 @@ def find_checkpoint(path: str) -> Path:
         f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
     )
-
-
-def run_folder(path: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint belongs to, ``None`` if it is in no run's."""
-    return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:

@@ -71,15 +71,6 @@ class HealthMonitor:
             then name no advisor. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
-
-    Examples:
-        >>> config = HealthConfig(no_reward_steps=500)
-        >>> monitor = HealthMonitor(config, num_actions=7, total_steps=1_000)
-        >>> metrics, findings = monitor.observe(600, {"train/return": 0.0})
-        >>> metrics["health/no_reward"], findings[0].check
-        (1.0, 'no_reward')
-        >>> monitor.observe(700, {"train/return": 0.5})[0]["health/no_reward"]
-        0.0
     """  # noqa: E501
 
     config: HealthConfig

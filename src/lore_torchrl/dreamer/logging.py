@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import netrc
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,9 @@ class RunLogger:
     Keyword Args:
         run_config: Plain form of the run's configuration, for backends that store it.
         resume_step: Go on after this step, with neither gaps nor doubles: later rows of
-            ``metrics.jsonl`` and of the CSV files are dropped, TensorBoard is told to drop
-            them, and W&B goes on with the folder's run, whose later points stay.
-            Default: ``None``, which starts over.
+            ``metrics.jsonl`` are dropped, the CSV files are written again from it, TensorBoard
+            is told to drop them, and W&B goes on with the folder's run, whose later points
+            stay. Default: ``None``, which starts over.
         resume_from: Folder of the run that is resumed. If it is another one and has rows,
             everything starts over here, and its rows up to ``resume_step`` are logged first.
             Default: ``None``, which is ``directory``.
@@ -113,9 +114,9 @@ class RunLogger:
         if resume_step is not None and source.exists():
             rows = [row for row in read_metrics(source) if row["step"] <= resume_step]
         goes_on = resume_step is not None and source == self.path
-        last = resume_step if goes_on else -1
-        rewrite(self.path, [json.dumps(row) for row in rows] if goes_on else [])
-        _cut_csv(self.directory / "csv", last)
+        rewrite(self.path, [json.dumps(row) for row in rows])
+        if "csv" in config.backends:
+            shutil.rmtree(self.directory / "csv", ignore_errors=True)
         id_file = self.directory / _WANDB_ID
         wandb_id = id_file.read_text() if goes_on and id_file.exists() else None
         run = dict(run_config or {})
@@ -126,10 +127,13 @@ class RunLogger:
             if _is_wandb(backend):
                 id_file.write_text(backend.experiment.id)
             if type(backend).__name__ == "TensorboardLogger":
-                _purge_tensorboard(backend, last + 1)
-        if not goes_on:
-            for row in rows:
-                self.log(row.pop("step"), row)
+                _purge_tensorboard(backend, resume_step + 1 if goes_on else 0)
+        # W&B and TensorBoard have them where the run goes on.
+        behind = [b for b in self.backends if not goes_on or type(b).__name__ == "CSVLogger"]
+        for row in rows:
+            step = row.pop("step")
+            for backend in behind:
+                backend.log_metrics(row, step=step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row: scalars by name, after so many environment steps."""
@@ -191,20 +195,6 @@ def rewrite(path: Path, lines: Sequence[str]) -> None:
     staged = path.with_suffix(".tmp")
     staged.write_text("".join(f"{line}\n" for line in lines))
     staged.replace(path)
-
-
-def _cut_csv(folder: Path, last: int) -> None:
-    """Drop the lines after a step, which TorchRL would append the new ones to."""
-    for path in folder.glob("*/scalars/**/*.csv"):
-        # A kill may leave half a line at the end.
-        lines, kept = path.read_text().split("\n")[:-1], []
-        for number, line in enumerate(lines, start=1):
-            step = line.split(",")[0]
-            if not (step.isascii() and step.isdigit()):
-                raise _damaged(path, number, "no step", line)
-            if int(step) <= last:
-                kept.append(line)
-        rewrite(path, kept)
 
 
 def _is_wandb(backend: Logger) -> bool:

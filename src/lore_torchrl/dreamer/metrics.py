@@ -28,27 +28,21 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
             values["lore/entropy_mix"] = -(mix.exp() * mix).sum(-1).mean()
         values["lore/prob_max"] = (log_p if mix is None else mix).exp().amax(-1).mean()
     if mix is not None:
-        values |= _advice_metrics(batch)
+        beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
+        values |= {
+            "lore/kl": batch.get(keys.KL).mean(),
+            "lore/beta_mean": beta.mean(),
+            # A single weight shows no spread: neither NaN nor a 0 that looks like a gate stuck.
+            **({"lore/beta_std": beta.std()} if beta.numel() > 1 else {}),
+            "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
+            "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
+            "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
+            "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
+            "lore/advised": batch.get(keys.MASK).float().mean(),
+        }
+        origin, coefficient = batch.get(keys.ORIGIN, None), batch.get(keys.COEFFICIENT, None)
+        if origin is not None:
+            values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
+        if coefficient is not None:
+            values["bandit/coefficient"] = coefficient.mean()
     return {name: value.item() for name, value in values.items()}
-
-
-def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
-    beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
-    values = {
-        "lore/kl": batch.get(keys.KL).mean(),
-        "lore/beta_mean": beta.mean(),
-        # A single weight shows no spread: neither NaN nor a 0 that looks like a gate stuck.
-        **({"lore/beta_std": beta.std()} if beta.numel() > 1 else {}),
-        "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
-        "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
-        "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
-        "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
-        "lore/advised": batch.get(keys.MASK).float().mean(),
-    }
-    origin = batch.get(keys.ORIGIN, None)
-    if origin is not None:
-        values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
-    coefficient = batch.get(keys.COEFFICIENT, None)
-    if coefficient is not None:
-        values["bandit/coefficient"] = coefficient.mean()
-    return values

@@ -36,7 +36,6 @@ from lore_torchrl.dreamer.checkpoint import (
     find_checkpoint,
     load_config,
     remove_leftovers,
-    run_folder,
     set_aside,
     steps_of,
 )
@@ -202,7 +201,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     )
     earlier: dict[str, Any] = {}
     if resume is not None:
-        earlier = {"resume_step": steps_of(resume), "resume_from": run_folder(resume)}
+        inside = resume.parent.name == "checkpoints"
+        folder = resume.parent.parent if inside else None
+        earlier = {"resume_step": steps_of(resume), "resume_from": folder}
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
     for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")

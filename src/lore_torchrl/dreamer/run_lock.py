@@ -38,7 +38,19 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
     systems have no such locks; there a file is never found locked.
     """
     with path.open("a") as file:
-        if not _locked(file):
+        taken = False
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            taken = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            torchrl_logger.warning(
+                f"{path} cannot be locked ({error}): see to it that one run alone uses its folder."
+            )
+        if taken:
             yield None
             return
         _held.add(file)
@@ -46,22 +58,6 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
             yield file
         finally:
             _held.discard(file)
-
-
-def _locked(file: IO[str]) -> bool:
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        torchrl_logger.warning(
-            f"{file.name} cannot be locked ({error}): see to it that one run alone uses its folder."
-        )
-    return True
 
 
 def sign(lock: IO[str], pid: int) -> None:

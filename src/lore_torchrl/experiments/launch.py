@@ -20,7 +20,7 @@ from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig, refuse_old_names
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import SIGNALS, file_lock, handled_signals, sign
-from lore_torchrl.experiments.records import read_runs
+from lore_torchrl.experiments.records import read_runs, run_key
 from lore_torchrl.experiments.report import command_line, write_report
 from lore_torchrl.experiments.study import Study
 
@@ -58,9 +58,8 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     if not any(job.state == "done" for job in jobs):
         return errors, None
     # Of this grid alone: the folder may hold runs of a larger one.
-    found = {(r.experiment, r.method, r.seed): r for r in read_runs(output)}
-    keys = [(job.experiment, job.method, job.seed) for job in jobs]
-    records = [found[key] for key in keys if key in found]
+    found = {run_key(record): record for record in read_runs(output)}
+    records = [found[run_key(job)] for job in jobs if run_key(job) in found]
     baseline = c.baseline if c.baseline in {r.method for r in records} else None
     try:
         study = Study(records, baseline, metric=c.metric)

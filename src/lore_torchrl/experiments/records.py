@@ -96,7 +96,7 @@ def merge(records: Iterable[Record]) -> list[Record]:
     """
     merged: dict[tuple[str, str, int], Record] = {}
     for record in records:
-        key = _key(record)
+        key = run_key(record)
         known = merged.setdefault(key, record)
         if known is not record:
             one, other = _curves(known), _curves(record)
@@ -110,7 +110,8 @@ def merge(records: Iterable[Record]) -> list[Record]:
     return list(merged.values())
 
 
-def _key(record: Record) -> tuple[str, str, int]:
+def run_key(record: Any) -> tuple[str, str, int]:
+    """Return what tells a run, or a job, from others."""
     return record.experiment, record.method, record.seed
 
 
@@ -156,7 +157,7 @@ def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
                 "first, or name its output."
             )
     in_files = [record for path in files for record in read_csv(path)]
-    return merge([*in_files, *sorted([*records, *_name(unnamed, by)], key=_key)])
+    return merge([*in_files, *sorted([*records, *_name(unnamed, by)], key=run_key)])
 
 
 def _read_job(folder: Path) -> Record:
@@ -274,7 +275,7 @@ def read_wandb(
             f"{project} has no finished run of this package: run examples/study.py, or "
             "examples/train.py, with logger=wandb first."
         )
-    return sorted(merge(records), key=_key)
+    return sorted(merge(records), key=run_key)
 
 
 def _wandb_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:

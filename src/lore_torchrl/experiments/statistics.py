@@ -8,12 +8,7 @@ import numpy as np
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half, with fractional edges: ``[..., N]`` to ``[...]``.
-
-    Examples:
-        >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
-        1.5
-    """
+    """Return the mean of the middle half, with fractional edges: ``[..., N]`` to ``[...]``."""
     values = np.sort(values, axis=-1)
     edges = np.arange(values.shape[-1] + 1) / values.shape[-1]
     weight = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
@@ -32,10 +27,6 @@ def normalized_auc(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     Args:
         steps: Steps :math:`t` of the evaluations, ascending, ``[N]``.
         values: Scores :math:`y`, ``[..., N]``.
-
-    Examples:
-        >>> float(normalized_auc(np.array([1, 2, 3]), np.array([0.0, 0.5, 1.0])))
-        0.3333333333333333
     """
     steps = np.concatenate(([0.0], np.asarray(steps, dtype=float)))
     values = np.concatenate((values[..., :1], values), axis=-1)
@@ -56,11 +47,6 @@ def bootstrap(
 
     Keyword Args:
         draws: Resamplings. Default: ``10_000``.
-
-    Examples:
-        >>> value, low, high = bootstrap(interquartile_mean, np.array([0.5, 0.5]))
-        >>> float(value), float(low), float(high)
-        (0.5, 0.5, 0.5)
     """
     generator = np.random.default_rng(0)
     resampled = statistic(*(generator.choice(x, (draws, len(x))) for x in samples))
@@ -80,10 +66,6 @@ def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
     Args:
         pairs: For each task the scores of the first method, ``[..., N_m]``, and those of the
             second, ``[..., K_m]``: :math:`x_1, y_1, x_2, y_2, \ldots`
-
-    Examples:
-        >>> float(probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 1.0])))
-        0.875
     """
     wins = []
     for x, y in zip(pairs[::2], pairs[1::2], strict=True):
@@ -98,9 +80,5 @@ def performance_profile(thresholds: np.ndarray, *tasks: np.ndarray) -> np.ndarra
     Args:
         thresholds: Ascending, ``[T]``.
         tasks: Scores of a method on each task, ``[..., N_t]``.
-
-    Examples:
-        >>> performance_profile(np.array([0.0, 0.5, 0.9]), np.array([0.2, 0.8])).tolist()
-        [1.0, 0.5, 0.0]
     """
     return np.mean([(task[..., None] > thresholds).mean(-2) for task in tasks], axis=0)

@@ -246,21 +246,17 @@ class _Player:
                     carried = now[keys.COEFFICIENT]
                     now[keys.COEFFICIENT] = torch.full_like(carried, self.coefficient)
                 acted = self.acting.policy(now)
-                text, key = self._describe(acted, action)
-                came_from = self._source(acted, key)
+                seen = read_row(acted, 0, self.describer.in_keys)
+                self.describer.observe(0, seen, action, reset=action is None)
+                request = self.describer.request(0, seen)
+                came_from = self._source(acted, request.cache_key)
                 stepped, now = env.step_and_maybe_reset(acted)
-                moments.append(self._moment(stepped, text, came_from))
+                moments.append(self._moment(stepped, request.description, came_from))
                 action = moments[-1].action
                 ended = bool(stepped["next", "done"].any())
             yield Episode(tuple(moments), bool(ended and stepped["next", "success"].any()))
             if not ended:
                 now = None
-
-    def _describe(self, td: TensorDictBase, action: int | None) -> tuple[str, str]:
-        seen = read_row(td, 0, self.describer.in_keys)
-        self.describer.observe(0, seen, action, reset=action is None)
-        request = self.describer.request(0, seen)
-        return request.description, request.cache_key
 
     def _count(self) -> float:
         return 0.0 if self.acting.service is None else self.acting.service.stats()["calls"]
