@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_run import COLUMNS
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.dreamer.advice_log import COLUMNS, AdviceLog, read_advice
+from lore_torchrl.configs import DreamerConfig
+from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.hooks import DreamerReplayHook
 from lore_torchrl.dreamer.replay import build_replay
 from lore_torchrl.replay import LateAdvice
@@ -80,14 +84,16 @@ def test_late_lines_count_towards_the_limit(tmp_path, limit):
 
 def test_the_replay_hook_calls_its_listeners(tmp_path):
     log = make_log(tmp_path / "advice.jsonl")
+    lore = SimpleNamespace(
+        late=LateAdvice(),
+        service=log.service,
+        returns=lambda: None,
+        imitation_sampler=lambda _replay, **_: None,
+    )
     hook = DreamerReplayHook(
         build_replay(num_envs=1, buffer_size=20, batch_size=2, seq_len=4),
-        batch_size=2,
-        seq_len=4,
-        replay_ratio=1.0,
-        learning_starts=0,
-        late=LateAdvice(),
-        answers=log.service.answers,
+        DreamerConfig(batch_size=2, seq_len=4),
+        lore=lore,
     )
     hook.listeners.append(log.write_late)
     log.service.known[1] = Advice(logits=(0.0, 0.0, 1.0))

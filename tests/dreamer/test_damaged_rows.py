@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from lore_torchrl.configs import LoggerConfig
 from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.figures import save_figures
-from lore_torchrl.dreamer.logging import RunLogger, read_metrics
+from lore_torchrl.dreamer.logging import read_metrics
 
 GOOD = b'{"step": 100, "train/success": 0.5}\n'
 
@@ -44,15 +43,6 @@ def test_a_metric_is_a_number(tmp_path, value):
     path.write_bytes(GOOD + b'{"step": 2, "a": %s}\n' % value.encode())
     with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged: line 2 holds values"):
         read_metrics(path)
-
-
-def test_a_damaged_csv_file_is_named_at_resume(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(GOOD)
-    folder = tmp_path / "csv" / "run" / "scalars"
-    folder.mkdir(parents=True)
-    (folder / "a.csv").write_text("100,0.5\n\0\0\n")
-    with pytest.raises(ValueError, match=r"a\.csv is damaged: line 2"):
-        RunLogger(LoggerConfig(backends=[]), tmp_path, resume_step=100)
 
 
 @pytest.mark.parametrize("name", ["a$b$", r"$\frac$", "_hidden", "x_y^z{"])

@@ -4,7 +4,8 @@ import torch
 from tiny_run import planner, tiny_config
 
 from lore_torchrl.dreamer.acting import adapter_of
-from lore_torchrl.dreamer.run import _evaluate, _example_sample, build_run
+from lore_torchrl.dreamer.evaluation import evaluate
+from lore_torchrl.dreamer.run import _example_sample, build_run
 
 
 def test_evaluation_repeats_itself_and_leaves_training_alone(tmp_path):
@@ -14,9 +15,9 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(tmp_path):
         before = torch.get_rng_state()
         calls = run.service.stats()["calls"]
         adapter = adapter_of(config.env)
-        first = _evaluate(config, adapter, run.agent)
+        first = evaluate(config, adapter, run.agent)
         assert torch.equal(torch.get_rng_state(), before)
-        assert _evaluate(config, adapter, run.agent) == first
+        assert evaluate(config, adapter, run.agent) == first
         assert run.service.stats()["calls"] == calls == 0
         assert set(first) == {"success", "return", "length", "episodes"}
         assert first["episodes"] == config.evaluation.episodes
@@ -32,7 +33,7 @@ def test_evaluation_leaves_the_number_of_threads(tmp_path):
     try:
         for threads in (2, 1):
             torch.set_num_threads(threads)
-            _evaluate(config, adapter_of(config.env), run.agent)
+            evaluate(config, adapter_of(config.env), run.agent)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

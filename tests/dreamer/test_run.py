@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import DREAMER, OFF, planner, tiny_config, untimed
+from tiny_run import COLUMNS, DREAMER, OFF, planner, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import (
@@ -28,7 +28,7 @@ from lore_torchrl.configs import (
     LossConfig,
     MixerConfig,
 )
-from lore_torchrl.dreamer.advice_log import COLUMNS, read_advice
+from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train

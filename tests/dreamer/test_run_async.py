@@ -95,7 +95,7 @@ def test_answers_are_awaited_where_a_later_hook_ends_the_run(tmp_path, monkeypat
         run.trainer.request_stop("enough")
         return {"success": 0.0}
 
-    monkeypatch.setattr("lore_torchrl.dreamer.run._evaluate", evaluate_and_stop)
+    monkeypatch.setattr("lore_torchrl.dreamer.run.evaluate", evaluate_and_stop)
     config = tiny_config(
         tmp_path / "run",
         lore=lore(tmp_path, drain_s=30.0, store=None),

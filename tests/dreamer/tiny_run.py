@@ -42,6 +42,12 @@ OFF = LoReConfig(
     bandit=BanditConfig(enabled=False),
 )
 
+#: Entries of each line of ``advice.jsonl``, in their order.
+COLUMNS = (
+    *("step", "environment", "advice_id", "observation", "prompt", "prior", "confidence"),
+    *("policy", "mix", "beta", "action", "late"),
+)
+
 
 def tiny_config(output: Path, **changes) -> TrainConfig:
     """A run of 256 steps into ``output``; ``changes`` replace fields of the root."""

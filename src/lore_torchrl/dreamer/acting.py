@@ -14,7 +14,6 @@ from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
-from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
@@ -28,12 +27,7 @@ from lore_torchrl.service import AdviceService
 class Acting:
     """Environment and policy of a run; without LoRe the optional parts are ``None``.
 
-    Args:
-        env: Batched environment with every entry that the policy reads.
-        policy: Acting policy.
-        observed_keys: Entries that replay keeps with each observation.
-        lore: The advice.
-        epsilon: Random steps, where configured.
+    Replay keeps the ``observed_keys`` with each observation; ``epsilon`` are random steps.
     """
 
     env: EnvBase
@@ -52,18 +46,9 @@ class Acting:
         """Gate and mixer around the stock actor."""
         return None if self.lore is None else self.lore.actor
 
-    @property
-    def bandit(self) -> AdviceBandit | None:
-        """What draws the segments in which advice acts."""
-        return None if self.lore is None else self.lore.bandit
-
 
 def adapter_of(config: EnvConfig) -> EnvAdapter:
-    """Make the environment adapter that a configuration names.
-
-    Args:
-        config: The environment's settings.
-    """
+    """Make the environment adapter that a configuration names."""
     return build_adapter(
         config.adapter, config.id, max_steps=config.max_steps, options=config.options
     )
@@ -72,15 +57,7 @@ def adapter_of(config: EnvConfig) -> EnvAdapter:
 def build_env_agent(
     config: TrainConfig, adapter: EnvAdapter, *, device: torch.device | str = "cpu"
 ) -> DreamerAgent:
-    """Check the environments of a run, and build the agent that fits them.
-
-    Args:
-        config: The run.
-        adapter: Its environments.
-
-    Keyword Args:
-        device: Where the parameters live. Default: ``"cpu"``.
-    """
+    """Check the environments of a run, and build the agent that fits them."""
     lore = config.lore
     sizes = check_adapter(
         adapter,
@@ -96,7 +73,7 @@ def build_env_agent(
 def build_acting_env(
     config: TrainConfig,
     adapter: EnvAdapter,
-    primers: Mapping[str, Any],
+    agent: DreamerAgent,
     *,
     num_envs: int,
     evaluation: bool = False,
@@ -104,15 +81,8 @@ def build_acting_env(
 ) -> EnvBase:
     """Build environments that carry the policy's latent state from step to step.
 
-    Args:
-        config: The run.
-        adapter: Its environments.
-        primers: :meth:`~lore_torchrl.dreamer.agent.DreamerAgent.primers` of its agent.
-
-    Keyword Args:
-        num_envs: Rows of the batch.
-        evaluation: Whether to play the held-out seeds, in this process. Default: ``False``.
-        pixels: Whether each observation has a picture too. Default: ``False``.
+    With ``evaluation`` they play the held-out seeds, in this process; with ``pixels`` each
+    observation has a picture too.
     """
     env = adapter.make_env(
         num_envs=num_envs,
@@ -122,8 +92,9 @@ def build_acting_env(
         pixels=pixels,
     )
     env.append_transform(InitTracker())
+    primers = agent.primers()
     env.append_transform(
-        TensorDictPrimer(dict(primers), random=False, default_value=0, expand_specs=True)
+        TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
     return env
 
@@ -133,32 +104,18 @@ def build_acting(
     adapter: EnvAdapter,
     agent: DreamerAgent,
     *,
-    num_envs: int,
-    evaluation: bool = False,
-    pixels: bool = False,
     append: bool = False,
     advisor: Advisor | None = None,
     device: torch.device | str = "cpu",
+    **env_options: Any,
 ) -> Acting:
     """Build what a run acts with: stock DreamerV3, or LoRe where it is enabled.
 
-    Args:
-        config: The run.
-        adapter: Its environments.
-        agent: Its networks.
-
-    Keyword Args:
-        num_envs: Rows of the batch.
-        evaluation: Whether to play the held-out seeds. Default: ``False``.
-        pixels: Whether each observation has a picture too. Default: ``False``.
-        append: Whether a recording of answers goes on in its file. Default: ``False``.
-        advisor: Advisor to use instead of ``config.advisor``. Default: ``None``.
-        device: Where LoRe's modules live. Default: ``"cpu"``.
+    With ``append`` a recording of answers goes on in its file. An ``advisor`` takes the place of
+    ``config.advisor``. The rest is as of :func:`build_acting_env`.
     """
     c = config
-    env = build_acting_env(
-        c, adapter, agent.primers(), num_envs=num_envs, evaluation=evaluation, pixels=pixels
-    )
+    env = build_acting_env(c, adapter, agent, **env_options)
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 

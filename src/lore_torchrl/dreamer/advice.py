@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from torchrl._utils import logger as torchrl_logger
-from torchrl.trainers import Trainer
 
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.redaction import remember, secrets_of
@@ -30,7 +29,7 @@ def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor
 
     Raises:
         ValueError: If an advisor needs a planner and there is none.
-        ImportError: If Hydra, which instantiates it, is not installed.
+        ImportError: If Hydra is not installed.
     """
     try:
         from hydra.utils import instantiate
@@ -72,38 +71,7 @@ def announce(advisor: Advisor) -> None:
 
 
 def close_service(service: AdviceService, *, drain_s: float) -> None:
-    """Release the advisor's thread and the store, within ``drain_s`` and two seconds.
-
-    Args:
-        service: The service.
-
-    Keyword Args:
-        drain_s: Seconds to wait for answers in flight.
-    """
+    """Release the advisor's thread and the store, within ``drain_s`` and two seconds."""
     service.close(drain_s=drain_s)
     if service.cache.store is not None:
         service.cache.store.close()
-
-
-def drain_before_saving(
-    service: AdviceService, write_late: Callable[[], None], *, drain_s: float
-) -> Callable[[Trainer], None]:
-    """Return a hook that waits for answers in flight at the end of training.
-
-    The last checkpoint is written then: an answer that comes after it is paid for, and in
-    a cache without a store it is lost.
-
-    Args:
-        service: The service.
-        write_late: Writes the answers that have come into replay.
-
-    Keyword Args:
-        drain_s: Seconds to wait at most.
-    """
-
-    def hook(trainer: Trainer) -> None:
-        if trainer._stop_training or trainer.collected_frames >= trainer.total_frames:
-            service.drain(drain_s)
-            write_late()
-
-    return hook

@@ -16,22 +16,6 @@ from lore_torchrl.dreamer.logging import earlier_file, read_rows, rewrite
 from lore_torchrl.replay.late_advice import is_open
 from lore_torchrl.service import AdviceService
 
-#: Columns of the table, and entries of each line.
-COLUMNS = (
-    "step",
-    "environment",
-    "advice_id",
-    "observation",
-    "prompt",
-    "prior",
-    "confidence",
-    "policy",
-    "mix",
-    "beta",
-    "action",
-    "late",
-)
-
 
 class AdviceLog:
     """Write a line of JSON for each answer, about the step that it was bought for.
@@ -39,20 +23,8 @@ class AdviceLog:
     ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
     continuous, the latter two are the Gaussian's location and scale (before its tanh), and
     ``action`` is its numbers. In async mode a ``late`` answer came after its step, which acted
-    without it, or on a fallback; its line is written when it comes, so that lines are not in
-    the order of their steps.
-
-    Args:
-        path: The file.
-        service: Where the questions are remembered.
-        actions: Names of the actions.
-
-    Keyword Args:
-        limit: Lines in all. Default: ``2_000``.
-        resume_step: Keep the lines of the file up to this step, and go on; ``None`` begins
-            from the start. Default: ``None``.
-        resume_from: Folder of the run that is resumed, whose lines are kept instead, if it
-            has such a file. Default: ``None``, the file's own folder.
+    without it, or on a fallback; its line is written when it comes. There are ``limit`` lines in
+    all. ``resume_step`` and ``resume_from`` are as of :class:`RunLogger`.
     """
 
     def __init__(
@@ -110,12 +82,8 @@ class AdviceLog:
         for advice_id, advice in self.service.answers(list(self._open)).items():
             line = self._open.pop(advice_id)
             if advice is not None:
-                given = {
-                    "prior": self._probs(torch.tensor(advice.logits)),
-                    "confidence": round(advice.confidence, 4),
-                    "late": True,
-                }
-                lines.append(line | given)
+                line["prior"] = self._probs(torch.tensor(advice.logits))
+                lines.append(line | {"confidence": round(advice.confidence, 4), "late": True})
         self._write(lines[: self._left])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
@@ -131,6 +99,16 @@ class AdviceLog:
         advisor = getattr(advisor, "advisor", advisor)  # of a recording
         prompt = getattr(advisor, "prompt", None)
         written = str(prompt(request)) if callable(prompt) and request is not None else None
+        if row.get("logits", None) is not None:
+            policy, mix = self._probs(row.get("logits")), self._probs(row.get(keys.MIX_LOGITS))
+            action = self.actions[int(row.get("action").argmax(-1))]
+        else:
+            policy = {name: _numbers(row.get(name)) for name in ("loc", "scale")}
+            mix = {
+                "loc": _numbers(row.get(keys.MIX_LOC)),
+                "scale": _numbers(row.get(keys.MIX_SCALE)),
+            }
+            action = _numbers(row.get("action"))
         return {
             "step": step,
             "environment": env,
@@ -139,28 +117,12 @@ class AdviceLog:
             "prompt": written,
             "prior": self._probs(row.get(keys.PRIOR_LOGITS)),
             "confidence": round(float(row.get(keys.CONFIDENCE)), 4),
-            **self._policies(row),
+            "policy": policy,
+            "mix": mix,
             "beta": round(float(row.get(keys.BETA)), 4),
-            "action": self._action(row),
+            "action": action,
             "late": False,
         }
-
-    def _policies(self, row: TensorDictBase) -> dict[str, dict[str, Any]]:
-        if row.get("logits", None) is not None:
-            names = {"policy": "logits", "mix": keys.MIX_LOGITS}
-            return {name: self._probs(row.get(key)) for name, key in names.items()}
-        return {
-            "policy": {"loc": _numbers(row.get("loc")), "scale": _numbers(row.get("scale"))},
-            "mix": {
-                "loc": _numbers(row.get(keys.MIX_LOC)),
-                "scale": _numbers(row.get(keys.MIX_SCALE)),
-            },
-        }
-
-    def _action(self, row: TensorDictBase) -> str | list[float]:
-        if row.get("logits", None) is None:
-            return _numbers(row.get("action"))
-        return self.actions[int(row.get("action").argmax(-1))]
 
     def _probs(self, logits: torch.Tensor) -> dict[str, float]:
         probs = torch.softmax(logits.detach().float().cpu(), -1).tolist()
@@ -172,17 +134,14 @@ def _numbers(values: torch.Tensor) -> list[float]:
 
 
 def read_advice(path: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``advice.jsonl``, none if there is no such file.
-
-    Args:
-        path: The file, or the run folder that holds it.
+    """Read the lines of a run's ``advice.jsonl``, or of its folder; none if there is no such file.
 
     Raises:
         ValueError: If a line is damaged: see :func:`~lore_torchrl.dreamer.logging.read_rows`.
     """
     path = Path(path)
     if path.is_dir():
-        path = path / "advice.jsonl"
+        path /= "advice.jsonl"
     if not path.exists():
         return []
     return list(read_rows(path).values())

@@ -35,35 +35,22 @@ from lore_torchrl.modules import DreamerV3ContinuousActor
 RECONSTRUCTED = {"observation": "reco", "frame": "reco_frame"}
 
 
-class _Carry(nn.Module):
-    """Hand the latent state and the action to the next step, in float32."""
-
-    def forward(
-        self, state: Tensor, belief: Tensor, action: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return state.float(), belief.float(), action.float()
-
-
-class _Symlog(nn.Module):
-    def forward(self, value: Tensor) -> Tensor:
-        return symlog(value)
-
-
-class _Symexp(nn.Module):
-    def forward(self, value: Tensor) -> Tensor:
-        return symexp(value.float())
-
-
-class _Join(nn.Module):
-    def forward(self, *parts: Tensor) -> Tensor:
-        return torch.cat(parts, -1)
-
-
-class _Float(nn.Module):
+def _float(value: Tensor) -> Tensor:
     """Leave autocast: losses and distributions are computed in float32."""
+    return value.float()
 
-    def forward(self, value: Tensor) -> Tensor:
-        return value.float()
+
+def _carry(*values: Tensor) -> tuple[Tensor, ...]:
+    """Hand the latent state and the action to the next step, in float32."""
+    return tuple(map(_float, values))
+
+
+def _float_symexp(value: Tensor) -> Tensor:
+    return symexp(value.float())
+
+
+def _join(*parts: Tensor) -> Tensor:
+    return torch.cat(parts, -1)
 
 
 @dataclass(frozen=True)
@@ -83,8 +70,7 @@ class DreamerAgent:
         belief_dim: Size of the deterministic state.
         num_actions: Number of actions, or of dimensions of a continuous one.
         observed: What the agent sees of an observation: ``observation``, ``frame`` or both.
-        action_bounds: Lowest and highest continuous action, each ``[A]``; ``None`` where
-            actions are discrete. Default: ``None``.
+        action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``.
     """
 
     world_model: TensorDictSequential
@@ -104,22 +90,19 @@ class DreamerAgent:
     ) -> TensorDictSequential:
         """Build the acting policy.
 
-        Args:
-            actor: What picks the action: the stock actor (default) or a
-                :class:`~lore_torchrl.modules.LoReActor` around it.
-            *after: Modules between the action and its hand-over to the next step, such
-                as exploration.
+        It reads what is :attr:`observed`, ``is_init`` and the primed ``state``, ``belief``,
+        ``previous_action``, and writes ``action`` and their successors.
 
-        Returns:
-            A policy that reads what is :attr:`observed`, ``is_init`` and the primed ``state``,
-            ``belief``, ``previous_action``, and writes ``action`` and their successors.
+        Args:
+            actor: What picks the action. Default: the stock actor.
+            *after: Modules between the action and its hand-over to the next step.
         """
         return TensorDictSequential(
             *self.filter,
             self.actor if actor is None else actor,
             *after,
             TensorDictModule(
-                _Carry(),
+                _carry,
                 in_keys=["state", "belief", "action"],
                 out_keys=[("next", "state"), ("next", "belief"), ("next", "previous_action")],
             ),
@@ -151,10 +134,9 @@ def build_agent(
         config: Sizes.
 
     Keyword Args:
-        observation_dim: Size of the flat ``observation``, ``None`` where there is none.
-            Default: ``None``.
-        frame_shape: Channels, rows and columns of the image ``frame``, ``None`` where there
-            is none. Default: ``None``.
+        observation_dim: Size of the flat ``observation``. Default: ``None``, there is none.
+        frame_shape: Channels, rows and columns of the image ``frame``. Default: ``None``, there
+            is none.
         num_actions: Number of discrete actions, or of dimensions of a continuous one.
         action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``,
             the actions are discrete.
@@ -169,63 +151,53 @@ def build_agent(
     state_dim = c.num_categoricals * c.num_classes
     features = state_dim + c.belief_dim
     with torch.device(device):
-        encoders, decoders = {}, {}
-        embed_dim = 0
+        cells = {"num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
+        encoders, decoders, embed_dim = {}, {}, 0
         if observation_dim is not None:
-            encoders["observation"] = DreamerV3MLP(
-                observation_dim, None, c.encoder_layers, c.hidden_dim, norm_eps=c.norm_eps
-            )
+            encoders["observation"] = DreamerV3MLP(observation_dim, None, c.encoder_layers, **cells)
             embed_dim += c.hidden_dim
         if frame_shape is not None:
             image = {"depth": c.image_depth, "mults": tuple(c.image_mults), "norm_eps": c.norm_eps}
             encoders["frame"] = DreamerV3ImageEncoder(frame_shape[0], **image)
             embed_dim += encoders["frame"].output_features(frame_shape)
+        latent = {
+            "hidden_dim": c.hidden_dim,
+            "rnn_hidden_dim": c.belief_dim,
+            "num_categoricals": c.num_categoricals,
+            "num_classes": c.num_classes,
+            "norm_eps": c.norm_eps,
+            "unimix": c.unimix,
+        }
         prior_net = RSSMPriorV3(
             action_shape=(num_actions,),
             action_dim=num_actions,
-            hidden_dim=c.hidden_dim,
-            rnn_hidden_dim=c.belief_dim,
-            num_categoricals=c.num_categoricals,
-            num_classes=c.num_classes,
             recurrent_model="block_gru",
             num_blocks=c.num_blocks,
             num_layers=c.dynamics_layers,
             prior_num_layers=c.prior_layers,
-            norm_eps=c.norm_eps,
-            unimix=c.unimix,
+            **latent,
         )
         posterior_net = RSSMPosteriorV3(
-            hidden_dim=c.hidden_dim,
-            rnn_hidden_dim=c.belief_dim,
-            obs_embed_dim=embed_dim,
-            num_categoricals=c.num_categoricals,
-            num_classes=c.num_classes,
-            use_rms_norm=True,
-            num_layers=c.posterior_layers,
-            norm_eps=c.norm_eps,
-            unimix=c.unimix,
+            obs_embed_dim=embed_dim, use_rms_norm=True, num_layers=c.posterior_layers, **latent
         )
         if observation_dim is not None:
             decoders["observation"] = DreamerV3MLP(
-                features, observation_dim, c.decoder_layers, c.hidden_dim, norm_eps=c.norm_eps
+                features, observation_dim, c.decoder_layers, **cells
             )
         if frame_shape is not None:
             decoders["frame"] = DreamerV3ImageDecoder(
                 features, frame_shape, num_blocks=c.num_blocks, **image
             )
-        head = {"depth": c.head_layers, "num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
-        reward_net = DreamerV3MLP(features, c.num_bins, outscale=0.0, **head)
-        continue_net = DreamerV3MLP(features, 1, **head)
+        reward_net = DreamerV3MLP(features, c.num_bins, c.head_layers, outscale=0.0, **cells)
+        continue_net = DreamerV3MLP(features, 1, c.head_layers, **cells)
         two_hot = SymExpTwoHot(c.num_bins)
-        policy = {"depth": c.actor_layers, "num_cells": c.hidden_dim, "norm_eps": c.norm_eps}
+        policy = {"depth": c.actor_layers, **cells}
         if action_bounds is None:
             actor = DreamerV3DiscreteActor(features, num_actions, unimix=c.unimix, **policy)
         else:
             action_bounds = tuple(bound.float().to(device) for bound in action_bounds)
             actor = DreamerV3ContinuousActor(features, *action_bounds, **policy)
-        value_net = DreamerV3MLP(
-            features, c.num_bins, c.value_layers, c.hidden_dim, outscale=0.0, norm_eps=c.norm_eps
-        )
+        value_net = DreamerV3MLP(features, c.num_bins, c.value_layers, outscale=0.0, **cells)
         value_two_hot = SymExpTwoHot(c.num_bins)
 
     def encoder(prefix: tuple[str, ...]) -> list[TensorDictModule]:
@@ -233,37 +205,39 @@ def build_agent(
         for name, net in encoders.items():
             source = (*prefix, name)
             if name == "observation" and c.symlog:
-                modules.append(TensorDictModule(_Symlog(), [source], [(*prefix, "symlog")]))
+                modules.append(TensorDictModule(symlog, [source], [(*prefix, "symlog")]))
                 source = (*prefix, "symlog")
             parts.append((*prefix, f"encoded_{name}") if len(encoders) > 1 else out)
             modules.append(TensorDictModule(net, [source], [parts[-1]]))
         if len(parts) > 1:
-            modules.append(TensorDictModule(_Join(), parts, [out]))
+            modules.append(TensorDictModule(_join, parts, [out]))
         return modules
+
+    def head(net: nn.Module, prefix: tuple[str, ...], name: str) -> list[TensorDictModule]:
+        """Write ``name`` of the latent state, in float32."""
+        latents, out = [(*prefix, "belief"), (*prefix, "state")], [(*prefix, name)]
+        return [TensorDictModule(net, latents, out), TensorDictModule(_float, out, out)]
 
     def decoder() -> list[TensorDictModule]:
         modules = []
         for name, net in decoders.items():
-            out = ("next", RECONSTRUCTED[name])
-            scale = _Symexp() if name == "observation" and c.symlog else _Float()
+            out = [("next", RECONSTRUCTED[name])]
+            scale = _float_symexp if name == "observation" and c.symlog else _float
             modules += [
-                TensorDictModule(net, [("next", "state"), ("next", "belief")], [out]),
-                TensorDictModule(scale, [out], [out]),
+                TensorDictModule(net, [("next", "state"), ("next", "belief")], out),
+                TensorDictModule(scale, out, out),
             ]
         return modules
 
     def reward_head(*prefix: str) -> list[TensorDictModule]:
-        logits = (*prefix, "reward_logits")
-        return [
-            TensorDictModule(reward_net, [(*prefix, "belief"), (*prefix, "state")], [logits]),
-            TensorDictModule(_Float(), [logits], [logits]),
-            TensorDictModule(two_hot, [logits], [(*prefix, "reward")]),
-        ]
+        read = TensorDictModule(two_hot, [(*prefix, "reward_logits")], [(*prefix, "reward")])
+        return [*head(reward_net, prefix, "reward_logits"), read]
 
+    transition = ["state", "belief", "action"]
     rollout = RSSMRolloutV3(
         TensorDictModule(
             prior_net,
-            in_keys=["state", "belief", "action"],
+            in_keys=transition,
             out_keys=[("next", "prior_logits"), ("next", "state"), ("next", "belief")],
         ),
         TensorDictModule(
@@ -278,18 +252,11 @@ def build_agent(
         rollout,
         *decoder(),
         *reward_head("next"),
-        TensorDictModule(
-            continue_net, [("next", "belief"), ("next", "state")], [("next", "continue_pred")]
-        ),
-        TensorDictModule(_Float(), [("next", "continue_pred")], [("next", "continue_pred")]),
+        *head(continue_net, ("next",), "continue_pred"),
     )
     imagination = DreamerEnv(
         WorldModelWrapper(
-            TensorDictModule(
-                prior_net,
-                in_keys=["state", "belief", "action"],
-                out_keys=["_", "state", "belief"],
-            ),
+            TensorDictModule(prior_net, transition, ["_", "state", "belief"]),
             TensorDictSequential(*reward_head()),
         ),
         prior_shape=(state_dim,),
@@ -307,13 +274,11 @@ def build_agent(
     imagination.reward_spec = Unbounded((1,)).to(device)
 
     continuation = TensorDictSequential(
-        TensorDictModule(continue_net, ["belief", "state"], ["continue_logits"]),
-        TensorDictModule(_Float(), ["continue_logits"], ["continue_logits"]),
-        TensorDictModule(nn.Sigmoid(), ["continue_logits"], ["continuation"]),
+        *head(continue_net, (), "continue_logits"),
+        TensorDictModule(torch.sigmoid, ["continue_logits"], ["continuation"]),
     )
     value = TensorDictSequential(
-        TensorDictModule(value_net, ["belief", "state"], ["state_value_logits"]),
-        TensorDictModule(_Float(), ["state_value_logits"], ["state_value_logits"]),
+        *head(value_net, (), "state_value_logits"),
         TensorDictModule(value_two_hot, ["state_value_logits"], ["state_value"]),
     )
     acting = TensorDictSequential(*encoder(()), RSSMStateEstimatorV3(prior_net, posterior_net))

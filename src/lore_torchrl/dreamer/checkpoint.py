@@ -33,16 +33,11 @@ class RunCheckpoint(Checkpoint):
     """A checkpoint of tensors and JSON alone, with the size and digest of each of its files.
 
     Every component has ``state_dict`` and ``load_state_dict``, or is a dictionary of JSON.
-    A file is a function of what is saved: it holds no time, no identifier and no memory that
-    nothing was written to.
+    A file is a function of what is saved: it holds no time and no identifier.
 
-    TorchRL publishes a checkpoint in one move once it is written, so that a killed process
-    leaves a whole one or none. The seal is for what happens later: a full disk, a copy that
-    was cut off, a file of something else. It is no signature: who can write a checkpoint can
-    seal it, and :func:`verify` and the loading hold without it.
-
-    Args:
-        **components: As of TorchRL's checkpoint.
+    The seal tells of a full disk, a copy that was cut off, a file of something else. It is no
+    signature: who can write a checkpoint can seal it, and :func:`verify` and the loading hold
+    without it.
     """
 
     def __init__(self, **components: Any) -> None:
@@ -94,9 +89,6 @@ def _seal(path: Path) -> None:
 def verify(path: Path) -> None:
     """Check that a checkpoint is whole, holds tensors and JSON alone, and can be read.
 
-    Args:
-        path: The checkpoint.
-
     Raises:
         CheckpointError: If a file is missing, not what was saved, or neither tensors nor
             JSON, or the checkpoint is of another version, or no checkpoint of this package's.
@@ -125,16 +117,17 @@ def verify(path: Path) -> None:
                 f"{file} is neither tensors (.memmap) nor JSON. Checkpoints hold nothing else, "
                 "since other files can run code: do not use this one, whoever it is from."
             )
-        found[file.relative_to(path).as_posix()] = file
+        found[file.relative_to(path).as_posix()] = file.stat().st_size
     del found[_SEAL]
     for name in sorted(sealed.keys() | found.keys()):
+        file = path / name
         if name not in found:
-            raise CheckpointError(f"{path / name} is missing.")
+            raise CheckpointError(f"{file} is missing.")
         if name not in sealed:
-            raise CheckpointError(f"{path / name} is not in the checkpoint's {_SEAL}.")
-        (size, digest), file = sealed[name], found[name]
-        if file.stat().st_size != size:
-            raise CheckpointError(f"{file} has {file.stat().st_size} of {size} bytes.")
+            raise CheckpointError(f"{file} is not in the checkpoint's {_SEAL}.")
+        size, digest = sealed[name]
+        if found[name] != size:
+            raise CheckpointError(f"{file} has {found[name]} of {size} bytes.")
         if _digest(file) != digest:
             raise CheckpointError(f"{file} is not what was saved.")
     try:
@@ -145,9 +138,6 @@ def verify(path: Path) -> None:
 
 def steps_of(path: Path) -> int:
     """Return the environment steps that a checkpoint was saved after.
-
-    Args:
-        path: The checkpoint.
 
     Raises:
         CheckpointError: If its manifest does not tell.
@@ -166,9 +156,6 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what killed saves and deletions have left in a run's checkpoints folder.
 
     No other process may be writing there.
-
-    Args:
-        folder: The run's checkpoints folder.
     """
     for path in folder.glob(".checkpoint-*"):
         replaced = folder / path.name[1:].split(".")[0]
@@ -180,10 +167,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def find_checkpoint(path: str) -> Path:
-    """Return the checkpoint that a path names: itself, or the latest in a folder.
-
-    Args:
-        path: Run folder, its checkpoints folder, or one checkpoint.
+    """Return the checkpoint that a path names: itself, or the latest in a folder or run.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -192,44 +176,23 @@ def find_checkpoint(path: str) -> Path:
     """
     candidate = Path(path).expanduser().resolve()
     for place in (candidate, candidate / "checkpoints"):
-        if (place / "manifest.json").exists() or _step_of(place) is not None:
+        if (place / _MANIFEST).exists() or _step_of(place) is not None:
             _check(place)
             return place
-        if place.is_dir():
-            named = _named(place)
-            if named:
-                _check(named[-1])
-                return named[-1]
+        if named := _named(place):
+            _check(named[-1])
+            return named[-1]
     raise FileNotFoundError(
         f"{path}: no checkpoint there. Give a run folder, its checkpoints folder, or "
         "one checkpoint in it."
     )
 
 
-def run_folder(path: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint belongs to; ``None`` if it is in no run's.
-
-    Args:
-        path: The checkpoint.
-    """
-    return path.parent.parent if path.parent.name == "checkpoints" else None
-
-
 def set_aside(folder: Path, *, after: int) -> list[Path]:
     """Move a run's checkpoints later than a step to ``abandoned``, next to their folder.
 
     A run that goes on from an earlier one would have its own new ones rotated away as the
-    oldest, and the next resume would take one that is no longer the run's past. One of the
-    same step that was abandoned before is replaced.
-
-    Args:
-        folder: The run's checkpoints folder.
-
-    Keyword Args:
-        after: Last step whose checkpoint stays.
-
-    Returns:
-        Where they are now, earliest first.
+    oldest. One of the same step that was abandoned before is replaced.
     """
     moved = []
     for path in _named(folder):
@@ -245,27 +208,18 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 def load_config(
     path: Path, *, trust: Collection[str] | None = (), asks: bool = False
 ) -> TrainConfig:
-    """Return the configuration of the run that wrote a checkpoint.
+    """Return the configuration of the run that wrote a checkpoint; what came after it is default.
 
-    Settings that came after it have their defaults: see
-    :func:`~lore_torchrl.configs.restore_config`.
-
-    Args:
-        path: The checkpoint.
-
-    Keyword Args:
-        trust: What it may name besides the environments and advisors of this package: import
-            paths, and with ``asks`` servers, variables of keys and local models; ``None`` for
-            anything, where it is only compared with. Default: nothing.
-        asks: Whether its advisor will be asked. Default: ``False``.
+    Besides the environments and advisors of this package it may name what is in ``trust``: import
+    paths, and where its advisor ``asks``, servers, variables of keys and local models; with
+    ``None``, where it is only compared with, anything.
 
     Raises:
         CheckpointError: If it is of another program, or names what it may not.
     """
     foreign = f"{path} is no checkpoint of lore_torchrl: it holds no configuration of a run."
     try:
-        loaded = RunCheckpoint(config={}).load(path, components={"config"})
-        saved = loaded.values["config"]
+        saved = RunCheckpoint(config={}).load(path, components={"config"}).values["config"]
         if not {"env", "dreamer", "total_steps"} <= set(saved):
             raise CheckpointError(foreign)
         config = restore_config(saved)
@@ -315,19 +269,17 @@ def _leads_elsewhere(name: str, value: Any, config: TrainConfig) -> bool:
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every setting that holds no others, by its dotted name."""
-    if isinstance(value, Mapping):
-        parts = value.items()
-    elif isinstance(value, (list, tuple)):
-        parts = enumerate(value)
-    else:
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
         yield name, value
         return
-    for key, part in parts:
+    for key, part in value.items():
         yield from _leaves(part, f"{name}.{key}" if name else str(key))
 
 
 def _is_ours(path: str) -> bool:
-    """Whether an import path is that of a class which a module of this package defines.
+    """Whether a module of this package defines the class that an import path names.
 
     A prefix is not enough: Hydra finds ``os.system`` through any module that imports ``os``.
     """
@@ -350,10 +302,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return a rotation's checkpoints by name, earliest first, also what cannot be read of them.
-
-    A damaged one must not go unnoticed.
-    """
+    """Return a rotation's checkpoints by name, earliest first, damaged ones too."""
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in found if _step_of(path) is not None), key=_step_of)
 

@@ -2,86 +2,91 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
+from lore_torchrl.configs import TrainConfig
+from lore_torchrl.dreamer.acting import build_acting_env, sends_image
+from lore_torchrl.dreamer.agent import DreamerAgent
+from lore_torchrl.envs.adapter import EnvAdapter
+from lore_torchrl.envs.batch import close_env
+from lore_torchrl.lore import LoRe
 
-@torch.no_grad()
+
 def evaluate(
-    policy: TensorDictModuleBase,
-    env: EnvBase,
+    config: TrainConfig,
+    adapter: EnvAdapter,
+    agent: DreamerAgent,
+    lore: LoRe | None = None,
     *,
-    seed: int = 0,
-    max_steps: int | None = None,
-    deterministic: bool = False,
-    episode_keys: Sequence[NestedKey] = (),
-    summarize: Callable[[TensorDictBase], Mapping[str, float]] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Play one episode in each row of a batched environment and report the outcome.
+    """Play the held-out episodes side by side and report the outcome.
 
-    Training's random streams are left as they were.
+    They are played without advice, or with ``config.evaluation.advice`` by the mixture of the
+    policy and the answers that ``lore`` has cached.
 
-    Args:
-        policy: Acting policy, built without advice.
-        env: Batched environment with ``success`` under ``"next"``; one row an episode.
-
-    Keyword Args:
-        seed: Seed of the policy's draws; the environment brings its own. Default: ``0``.
-        max_steps: Stop after so many steps even where an episode goes on.
-            Default: ``None``, the environment's own limit.
-        deterministic: Take the likeliest action instead of sampling. Default: ``False``.
-        episode_keys: Entries that ``summarize`` reads. Default: none.
-        summarize: Makes further metrics of these entries at the last step of each episode,
-            ``[episodes, ...]``. Default: ``None``.
-        stopped: Read before each step; where it is true, the evaluation is broken off.
-            Default: never.
+    They are the same whatever was played before, and training's random streams are left as
+    they were. Once ``stopped``, which is read before each step, the evaluation is broken off.
 
     Returns:
-        ``success`` (share of episodes), ``return`` and ``length`` (means),
-        ``episodes``, and what ``summarize`` returns; ``None`` if it was broken off.
+        ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, and what
+        the adapter's ``summarize_episodes`` makes of its ``episode_keys`` at the last step of
+        each episode, ``[episodes, ...]``; ``None`` if it was broken off.
     """
-    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    was_training = policy.training
+    env = build_acting_env(
+        config, adapter, agent, num_envs=config.evaluation.episodes, evaluation=True
+    )
+    policy = agent.policy()
+    if config.evaluation.advice:
+        describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
+        env = lore.advise(env, describer=describer)
+        policy = agent.policy(lore.actor)
+    likeliest = config.evaluation.deterministic
+    kind = ExplorationType.DETERMINISTIC if likeliest else ExplorationType.RANDOM
+    try:
+        with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
+            torch.manual_seed(config.seed)
+            return _play(env, adapter, policy, stopped)
+    finally:
+        close_env(env)
+
+
+def _play(
+    env: EnvBase, adapter: EnvAdapter, policy: TensorDictModuleBase, stopped: Callable[[], bool]
+) -> dict[str, float] | None:
     policy.eval()
-    with torch.random.fork_rng(), set_exploration_type(kind):
-        torch.manual_seed(seed)
-        td = env.reset()
-        rows = td.batch_size[0]
-        alive = torch.ones(rows, 1, dtype=torch.bool)
-        total = torch.zeros(rows, 1)
-        length = torch.zeros(rows, 1)
-        success = torch.zeros(rows, 1, dtype=torch.bool)
-        device = next(policy.parameters()).device
-        last: dict[NestedKey, torch.Tensor] = {}
-        for _ in itertools.count() if max_steps is None else range(max_steps):
-            if stopped():
-                break
-            td = policy(td.to(device)).to("cpu")
-            # Finished rows are not stepped: their worlds stand still until the next reset.
-            td.set("_step", alive.squeeze(-1))
-            td = env.step(td)
-            outcome = td.get("next")
-            total += torch.where(alive, outcome.get("reward"), 0.0)
-            length += alive
-            success |= alive & outcome.get("success")
-            for key in episode_keys:
-                value = outcome.get(key)
-                played = alive.reshape(rows, *[1] * (value.ndim - 1))
-                last[key] = torch.where(played, value, last.get(key, value))
-            alive &= ~outcome.get("done")
-            if not alive.any():
-                break
-            td = step_mdp(td)
-    policy.train(was_training)
+    device = next(policy.parameters()).device
+    td = env.reset()
+    rows = td.batch_size[0]
+    alive = torch.ones(rows, 1, dtype=torch.bool)
+    total, length = torch.zeros(rows, 1), torch.zeros(rows, 1)
+    success = torch.zeros_like(alive)
+    last: dict[NestedKey, torch.Tensor] = {}
+    while alive.any() and not stopped():
+        td = policy(td.to(device)).to("cpu")
+        # Finished rows are not stepped: their worlds stand still until the next reset.
+        td.set("_step", alive.squeeze(-1))
+        td = env.step(td)
+        outcome = td.get("next")
+        total += torch.where(alive, outcome.get("reward"), 0.0)
+        length += alive
+        success |= alive & outcome.get("success")
+        for key in getattr(adapter, "episode_keys", ()):
+            value = outcome.get(key)
+            played = alive.reshape(rows, *[1] * (value.ndim - 1))
+            last[key] = torch.where(played, value, last.get(key, value))
+        alive &= ~outcome.get("done")
+        td = step_mdp(td)
+    policy.train()
     if stopped():
         return None
+    summarize = getattr(adapter, "summarize_episodes", None)
     return {
         "success": success.float().mean().item(),
         "return": total.mean().item(),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lore_torchrl.dreamer.logging import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
     "success": (
@@ -24,18 +29,27 @@ _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def _with_density(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    out, last = [], None
-    for row in rows:
-        row = dict(row)
-        if "advice/calls" in row:
-            step, calls = last or (0, 0.0)
-            if row["step"] > step:
-                density = 1000 * (row["advice/calls"] - calls) / (row["step"] - step)
-                row["calls_per_1000"] = density
-            last = (row["step"], row["advice/calls"])
-        out.append(row)
-    return out
+def _curve(rows: Sequence[Mapping[str, float]], metric: str) -> list[tuple[float, float]]:
+    if metric != "calls_per_1000":
+        return [(row["step"], row[metric]) for row in rows if metric in row]
+    calls = [(0, 0.0), *_curve(rows, "advice/calls")]
+    return [
+        (step, 1000 * (now - before) / (step - start))
+        for (start, before), (step, now) in pairwise(calls)
+        if step > start
+    ]
+
+
+def figure_class() -> type[Figure]:
+    """Return matplotlib's figure, or raise ``ImportError`` where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise ImportError(
+            "Figures need matplotlib: pip install 'lore-torchrl[train]', or set "
+            "logger.figures=false."
+        ) from err
+    return Figure
 
 
 def literal(text: str) -> str:
@@ -49,17 +63,12 @@ def literal(text: str) -> str:
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
-def save_figures(
-    output: str | Path, runs: Mapping[str, str | Path] | None = None, *, suffix: str = "png"
-) -> list[Path]:
+def save_figures(output: str | Path, runs: Mapping[str, str | Path] | None = None) -> list[Path]:
     """Draw success, calls and their density, β, KL and entropy over environment steps.
 
     Args:
         output: Folder; the figures go to its subfolder ``figures``.
         runs: Run folders by the name that the legend shows. Default: ``output`` itself.
-
-    Keyword Args:
-        suffix: File type, as matplotlib knows it. Default: ``"png"``.
 
     Returns:
         Paths of the figures; a figure none of whose metrics was logged is left out.
@@ -67,32 +76,21 @@ def save_figures(
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise ImportError(
-            "Figures need matplotlib: pip install 'lore-torchrl[train]', or set "
-            "logger.figures=false."
-        ) from err
+    make = figure_class()
     folder = Path(output) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     runs = {Path(output).name: output} if runs is None else runs
-    data = {name: _with_density(read_metrics(path)) for name, path in runs.items()}
+    data = {name: read_metrics(path) for name, path in runs.items()}
     paths = []
     for figure_name, panels in _PANELS.items():
-        figure = Figure(figsize=(5.0 * len(panels), 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = make(figsize=(5.0 * len(panels), 3.6), layout="constrained")
         drawn = False
-        for axes, (metric, title) in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-        ):
+        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (metric, title) in zip(grid, panels, strict=True):
             for name, rows in data.items():
-                points = [(row["step"], row[metric]) for row in rows if metric in row]
-                if points:
-                    axes.plot(
-                        *zip(*points, strict=True), marker="o", markersize=3, label=literal(name)
-                    )
+                if points := _curve(rows, metric):
+                    style = {"marker": "o", "markersize": 3, "label": literal(name)}
+                    axes.plot(*zip(*points, strict=True), **style)
                     drawn = True
             axes.set(title=title, xlabel="environment steps")
             if "success" in metric:
@@ -101,7 +99,7 @@ def save_figures(
             if axes.lines:
                 axes.legend()
         if drawn:
-            path = folder / f"{figure_name}.{suffix}"
+            path = folder / f"{figure_name}.png"
             figure.savefig(path, dpi=120)
             paths.append(path)
     return paths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from lore_torchrl.configs import HealthConfig, TrainConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
 
-# Fewer calls than this say nothing about an advisor.
+# Fewer calls say nothing about an advisor.
 _MIN_CALLS = 5
 # Success rate in training above which low entropy is mastery rather than collapse.
 _MASTERY = 0.5
@@ -41,6 +41,7 @@ class _Memory:
     spent_step: int | None = None
 
 
+@dataclass(eq=False)
 class HealthMonitor:
     r"""Check each row of metrics for common failures of a run.
 
@@ -70,41 +71,20 @@ class HealthMonitor:
             then name no advisor. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
-
-    Examples:
-        >>> config = HealthConfig(no_reward_steps=500)
-        >>> monitor = HealthMonitor(config, num_actions=7, total_steps=1_000)
-        >>> metrics, findings = monitor.observe(600, {"train/return": 0.0})
-        >>> metrics["health/no_reward"], findings[0].check
-        (1.0, 'no_reward')
-        >>> monitor.observe(700, {"train/return": 0.5})[0]["health/no_reward"]
-        0.0
     """  # noqa: E501
 
-    def __init__(
-        self,
-        config: HealthConfig,
-        *,
-        num_actions: int,
-        total_steps: int,
-        beta_max: float = 1.0,
-        multiplier_max: float = 0.0,
-    ) -> None:
-        self.config = config
-        self.num_actions = num_actions
-        self.total_steps = total_steps
-        self.beta_max = beta_max
-        self.multiplier_max = multiplier_max
-        self._memory = _Memory()
+    config: HealthConfig
+    _: KW_ONLY
+    num_actions: int
+    total_steps: int
+    beta_max: float = 1.0
+    multiplier_max: float = 0.0
+    _memory: _Memory = field(default_factory=_Memory, init=False)
 
     def observe(
         self, step: int, row: Mapping[str, float]
     ) -> tuple[dict[str, float], list[Finding]]:
-        """Check one row.
-
-        Args:
-            step: Environment steps so far.
-            row: Metrics by name.
+        """Check the row of a step.
 
         Returns:
             ``health/<check>``, 1 while it lasts and else 0, for each check that has had
@@ -243,13 +223,7 @@ class HealthMonitor:
 
 
 def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonitor | None:
-    """Build the monitor of a run, ``None`` where ``health.enabled`` is off.
-
-    Args:
-        c: The run.
-        steps: Its environment steps.
-        agent: Its networks.
-    """
+    """Build the monitor of a run of so many steps, ``None`` where ``health.enabled`` is off."""
     if not c.health.enabled:
         return None
     # The differential entropy of a continuous policy has no scale to take a share of.

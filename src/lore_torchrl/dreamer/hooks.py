@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -16,79 +18,44 @@ from torchrl.trainers.algorithms import DreamerV3UpdateRatio
 from torchrl.trainers.trainers import TrainerHookBase
 
 from lore_torchrl import keys
+from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.health import HealthMonitor
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.replay import OBSERVED_KEYS, stream_records, write_back_latents
-from lore_torchrl.replay import EpisodeReturns, ImitationSampler, LateAdvice
-from lore_torchrl.replay.late_advice import Answers
+from lore_torchrl.lore import LoRe
 
 
+@dataclass(eq=False)
 class DreamerReplayHook(TrainerHookBase):
     """Store records, owe updates by the replay ratio, and refresh latent states.
 
     :class:`~torchrl.trainers.Trainer` with ``optim_steps_per_batch=None`` asks for samples
-    until its sampling hook raises ``StopIteration``; this hook raises it when the updates
-    that the collected steps have earned are done.
-
-    Args:
-        replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
-
-    Keyword Args:
-        batch_size: Sequences in a sample.
-        seq_len: Records of a sequence that the learner sees.
-        replay_ratio: Trained records for each environment step; updates for each step are
-            this divided by ``batch_size * seq_len``.
-        learning_starts: Environment steps before the first update.
-        observed_keys: Entries kept with each observation (add the advice entries).
-        device: Where samples go. Default: ``"cpu"``.
-        late: Brings late advice to the stored rows; the ``observed_keys`` then include
-            ``llm_advice_id`` and ``llm_fallback``. Default: ``None``.
-        answers: Returns the answers to questions by their numbers, such as
-            :meth:`~lore_torchrl.service.AdviceService.answers`. Default: ``None``.
-        returns: Writes the returns of the episodes that have ended. Default: ``None``.
-        stored: Draws the steps that each sample has for the imitation, a multiple of its
-            records. Default: ``None``.
-
-    Attributes:
-        listeners: Called after late answers were written, such as
-            :meth:`~lore_torchrl.dreamer.advice_log.AdviceLog.write_late`.
-
-    Raises:
-        ValueError: If only one of ``late`` and ``answers`` is given.
+    until its sampling hook raises ``StopIteration``: here when the updates are done that the
+    collected steps have earned. With ``lore``, late advice and returns come to the stored rows,
+    and steps for the imitation to the samples. ``listeners`` are called after late answers were
+    written.
     """
 
-    def __init__(
-        self,
-        replay: ReplayBufferEnsemble,
-        *,
-        batch_size: int,
-        seq_len: int,
-        replay_ratio: float,
-        learning_starts: int,
-        observed_keys: Sequence[NestedKey] = OBSERVED_KEYS,
-        device: torch.device | str = "cpu",
-        late: LateAdvice | None = None,
-        answers: Answers | None = None,
-        returns: EpisodeReturns | None = None,
-        stored: ImitationSampler | None = None,
-    ):
-        if (late is None) != (answers is None):
-            raise ValueError("late and answers belong together: give both or neither.")
-        self.replay = replay
-        self.late = late
-        self.returns = returns
-        self.stored = stored
-        self.answers = answers
-        self.listeners: list[Callable[[], None]] = []
-        self.batch_size = batch_size
-        self.seq_len = seq_len
-        self.schedule = DreamerV3UpdateRatio(replay_ratio / (batch_size * seq_len))
-        self.learning_starts = learning_starts
-        self.observed_keys = tuple(observed_keys)
-        self.device = torch.device(device)
-        self.updates = 0
-        self._owed = 0
-        self._trainer: Trainer | None = None
+    replay: ReplayBufferEnsemble
+    config: DreamerConfig
+    _: KW_ONLY
+    observed_keys: Sequence[NestedKey] = OBSERVED_KEYS
+    device: torch.device | str = "cpu"
+    lore: LoRe | None = None
+    listeners: list[Callable[[], None]] = field(default_factory=list, init=False)
+    updates: int = field(default=0, init=False)
+    _owed: int = field(default=0, init=False)
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the shape of a sample and the rate of updates."""
+        self.shape = (self.config.batch_size, self.config.seq_len)
+        records = math.prod(self.shape)
+        self.schedule = DreamerV3UpdateRatio(self.config.replay_ratio / records)
+        self.late = self.returns = self.stored = None
+        if self.lore is not None:
+            self.late, self.returns = self.lore.late, self.lore.returns()
+            self.stored = self.lore.imitation_sampler(self.replay, batch_size=records)
 
     def extend(self, batch: TensorDictBase) -> None:
         """Store a collector batch, and the advice that has come for earlier ones."""
@@ -104,14 +71,14 @@ class DreamerReplayHook(TrainerHookBase):
 
     def write_late(self) -> None:
         """Write the advice that has come since the last time into the rows that wait for it."""
-        self.late.apply(self.replay, self.answers)
+        self.late.apply(self.replay, self.lore.service.answers)
         for listener in self.listeners:
             listener()
 
     def start(self) -> None:
         """Count the updates owed for the steps collected so far."""
         steps = self._trainer.collected_frames
-        if steps < self.learning_starts or not self.replay.can_sample():
+        if steps < self.config.learning_starts or not self.replay.can_sample():
             self._owed = 0
         else:
             self._owed += self.schedule(steps)
@@ -125,7 +92,7 @@ class DreamerReplayHook(TrainerHookBase):
             raise StopIteration
         self._owed -= 1
         self.updates += 1
-        sample = self.replay.sample().reshape(self.batch_size, self.seq_len + 1)
+        sample = self.replay.sample().reshape(self.shape[0], self.shape[1] + 1)
         self._handles = sample.select("index", "index_generation")
         sample = sample.exclude("index", "index_generation")
         self._weights = sample.get(keys.IMITATION_WEIGHT, None)
@@ -165,7 +132,7 @@ class DreamerReplayHook(TrainerHookBase):
         """Restore the schedule's progress and the sampler's random state."""
         self.schedule.load_state_dict(state_dict["schedule"])
         self.updates = state_dict["updates"]
-        self._owed = state_dict.get("owed", 0)
+        self._owed = state_dict["owed"]
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)
@@ -184,64 +151,42 @@ class DreamerReplayHook(TrainerHookBase):
         trainer.register_module(name, self)
 
 
+@dataclass(eq=False)
 class MetricsHook(TrainerHookBase):
     """Average what is collected and learned over an interval and write one row of it.
 
-    Args:
-        logger: Where rows go.
-
-    Keyword Args:
-        interval: Environment steps between rows.
-        num_envs: Environments; episodes are followed for each.
-        batch_metrics: Functions from a collector batch to metrics by name: a number, averaged
-            over batches, or a list (array, tensor) with one for each case, averaged over all.
-        gauges: Functions to scalars that are read when a row is written.
-        bar: Function to what the progress bar shows beside success and KL; read at every
-            batch. Default: nothing.
-        health: Looks at each row before it is written. Default: ``None``.
-        finite: Returns whether the learner is; where it is not, a row is written at once.
-            Read after each round of updates. Default: ``None``.
-        stop: Names of the checks that end the run: ``nonfinite`` by raising
-            ``FloatingPointError`` without another checkpoint, the others with one.
-            Default: none.
-        updates: Returns the number of learner updates so far.
+    ``batch_metrics`` make metrics of a collector batch: numbers, averaged over batches, or lists
+    (arrays, tensors) with one for each case, averaged over all. ``gauges`` are read when a row is
+    written, ``bar`` at every batch, and ``finite`` after each round of updates: where the learner
+    is not, a row is written at once. Of the checks of ``health`` those named in ``stop`` end the
+    run: ``nonfinite`` by raising ``FloatingPointError``, without another checkpoint, the others
+    with one.
     """
 
-    def __init__(
-        self,
-        logger: RunLogger,
-        *,
-        interval: int,
-        num_envs: int,
-        updates: Callable[[], int],
-        batch_metrics: Sequence[
-            Callable[[TensorDictBase], Mapping[str, float | Sequence[float]]]
-        ] = (),
-        gauges: Sequence[Callable[[], Mapping[str, float]]] = (),
-        bar: Callable[[], Mapping[str, Any]] = dict,
-        health: HealthMonitor | None = None,
-        finite: Callable[[], bool] | None = None,
-        stop: Sequence[str] = (),
-    ):
-        self.health = health
-        self.finite = finite
-        self._urgent = False
-        self.stop = tuple(stop)
-        self.logger = logger
-        self.interval = interval
-        self.bar = bar
-        self.batch_metrics = tuple(batch_metrics)
-        self.gauges = tuple(gauges)
-        self.updates = updates
-        self._returns = torch.zeros(num_envs)
-        self._lengths = torch.zeros(num_envs)
-        self._next = interval
+    logger: RunLogger
+    _: KW_ONLY
+    interval: int
+    num_envs: int
+    updates: Callable[[], int]
+    batch_metrics: Sequence[Callable[[TensorDictBase], Mapping[str, Any]]] = ()
+    gauges: Sequence[Callable[[], Mapping[str, float]]] = ()
+    bar: Callable[[], Mapping[str, Any]] = dict
+    health: HealthMonitor | None = None
+    finite: Callable[[], bool] | None = None
+    stop: Sequence[str] = ()
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the first row."""
+        self._returns = torch.zeros(self.num_envs)
+        self._lengths = torch.zeros(self.num_envs)
+        self._next = self.interval
         self._elapsed = 0.0
         self._window: dict[str, list[float]] = defaultdict(list)
         self._started = time.perf_counter()
         self._window_start = (0, 0.0)
-        self._trainer: Trainer | None = None
         self._success = 0.0
+        self._urgent = False
 
     @property
     def elapsed(self) -> float:
@@ -267,12 +212,10 @@ class MetricsHook(TrainerHookBase):
             for name, value in function(batch).items():
                 value = value.tolist() if hasattr(value, "tolist") else value
                 self._window[name] += value if isinstance(value, Sequence) else [value]
-        bar = {"log_pbar": True}
-        if self._window["train/success"]:
-            recent = self._window["train/success"]
+        recent = self._window["train/success"]
+        if recent:
             self._success = sum(recent) / len(recent)
-        bar["success"] = self._success
-        bar |= self.bar()
+        bar = {"log_pbar": True, "success": self._success, **self.bar()}
         if self._window["lore/kl"]:
             bar["kl"] = self._window["lore/kl"][-1]
         return bar
@@ -282,9 +225,8 @@ class MetricsHook(TrainerHookBase):
         if losses is None:
             return
         for key, value in losses.items():
-            name = key.removeprefix("loss_")
-            group = "loss" if name != key else "learner"
-            self._window[f"{group}/{name}"].append(value)
+            group = "loss" if key.startswith("loss_") else "learner"
+            self._window[f"{group}/{key.removeprefix('loss_')}"].append(value)
         self._urgent = self.finite is not None and not self.finite()
 
     def write(self) -> None:
@@ -293,17 +235,13 @@ class MetricsHook(TrainerHookBase):
         if step < self._next and step < self._trainer.total_frames and not self._urgent:
             return
         self._next = (step // self.interval + 1) * self.interval
-        row = {}
-        for name, values in self._window.items():
-            if values:
-                row[name] = sum(float(value) for value in values) / len(values)
+        row = {name: mean for name, (mean, _) in self._means().items()}
         row["train/episodes"] = float(len(self._window["train/success"]))
         for gauge in self.gauges:
             row.update(gauge())
         last_step, last_time = self._window_start
         elapsed = self.elapsed
-        row["time/updates"] = float(self.updates())
-        row["time/elapsed_s"] = elapsed
+        row |= {"time/updates": float(self.updates()), "time/elapsed_s": elapsed}
         row["time/steps_per_s"] = (step - last_step) / max(elapsed - last_time, 1e-9)
         self._window_start = (step, elapsed)
         findings = []
@@ -321,17 +259,21 @@ class MetricsHook(TrainerHookBase):
                 raise FloatingPointError(f"Step {step:,}: {finding.message}")
             self._trainer.request_stop(f"health.stop names {finding.check}")
 
+    def _means(self) -> dict[str, list[float]]:
+        """Return mean and count of what the coming row holds so far."""
+        return {
+            name: [sum(map(float, values)) / len(values), len(values)]
+            for name, values in self._window.items()
+            if values
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the next row is due, what it holds so far, and what health has seen."""
         state = {
             "next": self._next,
             "elapsed": self.elapsed,
             "start": list(self._window_start),
-            "window": {
-                name: [sum(float(value) for value in values) / len(values), len(values)]
-                for name, values in self._window.items()
-                if values
-            },
+            "window": self._means(),
         }
         return state if self.health is None else {**state, "health": self.health.state_dict()}
 
@@ -343,7 +285,7 @@ class MetricsHook(TrainerHookBase):
         self._elapsed = state_dict["elapsed"]
         self._window_start = tuple(state_dict["start"])
         self._window.clear()
-        for name, (mean, count) in state_dict.get("window", {}).items():
+        for name, (mean, count) in state_dict["window"].items():
             self._window[name] = [mean] * count
         self._started = time.perf_counter()
 
@@ -356,30 +298,23 @@ class MetricsHook(TrainerHookBase):
         trainer.register_module(name, self)
 
 
+@dataclass(eq=False)
 class EvaluationHook(TrainerHookBase):
-    """Evaluate at fixed steps and write the outcome.
+    """Evaluate every ``interval`` environment steps and at the end, and log ``eval/``.
 
-    Args:
-        evaluate: Returns the outcome as scalars, or ``None`` if it was broken off: the next
-            call then evaluates again.
-        logger: Where rows go, under ``eval/``.
-
-    Keyword Args:
-        interval: Environment steps between evaluations.
+    ``evaluate`` returns it as scalars, or ``None`` if it was broken off: the next call then
+    evaluates again.
     """
 
-    def __init__(
-        self,
-        evaluate: Callable[[], Mapping[str, float] | None],
-        logger: RunLogger,
-        *,
-        interval: int,
-    ):
-        self.evaluate = evaluate
-        self.logger = logger
-        self.interval = interval
-        self._next = interval
-        self._trainer: Trainer | None = None
+    evaluate: Callable[[], Mapping[str, float] | None]
+    logger: RunLogger
+    _: KW_ONLY
+    interval: int
+    _trainer: Trainer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with the first interval."""
+        self._next = self.interval
 
     def __call__(self) -> None:
         """Evaluate if the interval has passed or training ends."""

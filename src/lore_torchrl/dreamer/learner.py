@@ -25,11 +25,10 @@ from lore_torchrl.objectives import LoReDreamerV3Loss
 
 @dataclass(frozen=True)
 class Learner:
-    """What one update needs: the composed loss, the optimiser and the stepper."""
+    """What one update needs: the composed loss, the optimizer and the stepper."""
 
     loss: DreamerV3Loss
     optimizer: DreamerV3Optimizer
-    target_updater: SoftUpdate
     stepper: DreamerV3OptimizationStepper
 
 
@@ -40,15 +39,9 @@ def build_agent_actor(
     anchors: torch.Tensor | Sequence[Sequence[float]] | None = None,
     device: torch.device | str = "cpu",
 ) -> LoReActor:
-    """Build the acting mixture around an agent's actor.
+    """Build the acting mixture around an agent's actor and critic.
 
-    Args:
-        config: LoRe's settings.
-        agent: Agent whose actor and critic are used.
-
-    Keyword Args:
-        anchors: The describer's, ``[K, A]``, where actions are continuous. Default: ``None``.
-        device: Where the buffers live. Default: ``"cpu"``.
+    Where actions are continuous, ``anchors`` are the describer's, ``[K, A]``.
     """
     return build_lore_actor(
         config,
@@ -76,9 +69,8 @@ def build_learner(
         agent: Networks to train.
 
     Keyword Args:
-        lore: LoRe's settings, or ``None`` for the stock losses. Default: ``None``.
-        lore_actor: The acting mixture whose gate and mixer the losses share. Needed with
-            ``lore``.
+        lore: LoRe's settings. Default: ``None``, for the stock losses.
+        lore_actor: With ``lore``, the acting mixture whose gate and mixer the losses share.
         device: Where the loss buffers live. Default: ``"cpu"``.
     """
     c = config
@@ -123,11 +115,8 @@ def build_learner(
         "continuation_horizon": c.continuation_horizon,
         "lmbda": c.lmbda,
     }
-    parameters = [
-        *agent.world_model.parameters(),
-        *agent.actor.parameters(),
-        *value_loss.parameters(),
-    ]
+    trained = [agent.world_model, agent.actor, value_loss]
+    parameters = [parameter for part in trained for parameter in part.parameters()]
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:
@@ -142,13 +131,12 @@ def build_learner(
         eps=c.optimizer_eps,
         warmup_steps=c.lr_warmup,
     )
-    target_updater = SoftUpdate(value_loss, tau=c.slow_critic_tau)
     stepper = DreamerV3OptimizationStepper(
         loss,
         optimizer,
-        target_updater,
+        SoftUpdate(value_loss, tau=c.slow_critic_tau),
         compile_train_step=c.compile_train_step,
         cudagraph=c.cudagraph,
         mixed_precision=c.mixed_precision,
     )
-    return Learner(loss, optimizer, target_updater, stepper)
+    return Learner(loss, optimizer, stepper)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import netrc
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,17 @@ def _wandb_mode(directory: Path) -> str:
 def _in_netrc(host: str) -> bool:
     """Return whether there is a password for a host where ``wandb login`` writes it."""
     named = os.environ.get("NETRC")
-    paths = [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    path = next((path.expanduser() for path in paths if path.expanduser().exists()), None)
-    if path is None:
-        return False
+    paths = [Path(named).expanduser()] if named else [Path.home() / n for n in (".netrc", "_netrc")]
     try:
-        found = netrc.netrc(path).authenticators(host)
+        for path in paths:
+            if path.exists():
+                found = netrc.netrc(path).authenticators(host)
+                return bool(found and found[2])
     except (netrc.NetrcParseError, OSError) as error:
         # Not the message: it may quote a password.
         problem = type(error).__name__
         torchrl_logger.warning("%s gives W&B no account, it cannot be read: %s", path, problem)
-        return False
-    return bool(found and found[2])
+    return False
 
 
 def _build_backend(
@@ -59,11 +59,10 @@ def _build_backend(
 ) -> Logger:
     kwargs: dict[str, Any] = {}
     if name == "wandb":
-        mode = config.mode or _wandb_mode(directory)
         kwargs["wandb_kwargs"] = {
             "project": config.project,
             "group": config.group,
-            "mode": mode,
+            "mode": config.mode or _wandb_mode(directory),
             "config": run,
             "dir": str(directory),
             # None is a new run.
@@ -90,12 +89,12 @@ class RunLogger:
     Keyword Args:
         run_config: Plain form of the run's configuration, for backends that store it.
         resume_step: Go on after this step, with neither gaps nor doubles: later rows of
-            ``metrics.jsonl`` and of the CSV files are dropped, TensorBoard is told to drop
-            them, and W&B goes on with the folder's run, whose later points stay. ``None``
-            starts over. Default: ``None``.
-        resume_from: Folder of the run that is resumed. If it is another one than
-            ``directory`` and has rows, everything starts over here, and its rows up to
-            ``resume_step`` are logged first. Default: ``None``, which is ``directory``.
+            ``metrics.jsonl`` are dropped, the CSV files are written again from it, TensorBoard
+            is told to drop them, and W&B goes on with the folder's run, whose later points
+            stay. Default: ``None``, which starts over.
+        resume_from: Folder of the run that is resumed. If it is another one and has rows,
+            everything starts over here, and its rows up to ``resume_step`` are logged first.
+            Default: ``None``, which is ``directory``.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class RunLogger:
         if resume_step is not None and source.exists():
             rows = [row for row in read_metrics(source) if row["step"] <= resume_step]
         goes_on = resume_step is not None and source == self.path
-        last = resume_step if goes_on else -1
-        rewrite(self.path, [json.dumps(row) for row in rows] if goes_on else [])
-        _cut_csv(self.directory / "csv", last)
+        rewrite(self.path, [json.dumps(row) for row in rows])
+        if "csv" in config.backends:
+            shutil.rmtree(self.directory / "csv", ignore_errors=True)
         id_file = self.directory / _WANDB_ID
         wandb_id = id_file.read_text() if goes_on and id_file.exists() else None
         run = dict(run_config or {})
@@ -125,21 +124,19 @@ class RunLogger:
             _build_backend(name, config, self.directory, run, wandb_id) for name in config.backends
         ]
         for backend in self.backends:
-            if type(backend).__name__ == "WandbLogger":
+            if _is_wandb(backend):
                 id_file.write_text(backend.experiment.id)
             if type(backend).__name__ == "TensorboardLogger":
-                _purge_tensorboard(backend, last + 1)
-        if not goes_on:
-            for row in rows:
-                self.log(row["step"], {name: row[name] for name in row if name != "step"})
+                _purge_tensorboard(backend, resume_step + 1 if goes_on else 0)
+        # W&B and TensorBoard have them where the run goes on.
+        behind = [b for b in self.backends if not goes_on or type(b).__name__ == "CSVLogger"]
+        for row in rows:
+            step = row.pop("step")
+            for backend in behind:
+                backend.log_metrics(row, step=step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one row.
-
-        Args:
-            step: Environment steps so far.
-            values: Scalars by name.
-        """
+        """Write one row: scalars by name, after so many environment steps."""
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for backend in self.backends:
@@ -153,23 +150,12 @@ class RunLogger:
         advice: Sequence[Mapping[str, Any]] = (),
         checkpoint: Path | None = None,
     ) -> None:
-        """Give the backends that take more than numbers what there is at the end.
+        """Give W&B what there is at the end: the last value of each metric, and PNG files.
 
-        W&B gets the summary, the figures, the table ``advice``, and the checkpoint as an
-        artifact of type ``model``.
-
-        Args:
-            summary: Last value of each metric.
-
-        Keyword Args:
-            figures: PNG files. Default: none.
-            advice: Lines as of :func:`~lore_torchrl.dreamer.advice_log.read_advice`.
-                Default: none.
-            checkpoint: Folder of the last checkpoint. Default: none.
+        ``advice`` is for a table; the last ``checkpoint``, a folder, becomes an artifact of type
+        ``model``.
         """
-        for backend in self.backends:
-            if type(backend).__name__ != "WandbLogger":
-                continue
+        for backend in filter(_is_wandb, self.backends):
             import wandb
 
             run = backend.experiment
@@ -178,7 +164,11 @@ class RunLogger:
                 run.log({f"figures/{path.stem}": wandb.Image(str(path))})
             if advice:
                 columns = list(advice[0])
-                rows = [[_plain(line[name]) for name in columns] for line in advice]
+                # A column holds one type: distributions go as text.
+                rows = [
+                    [json.dumps(x) if isinstance(x, Mapping) else x for x in map(line.get, columns)]
+                    for line in advice
+                ]
                 run.log({"advice": wandb.Table(columns=columns, data=rows)})
             if checkpoint is not None:
                 artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model")
@@ -186,53 +176,30 @@ class RunLogger:
                 run.log_artifact(artifact)
 
     def close(self, *, failed: bool = False) -> None:
-        """Flush and close every backend.
-
-        Keyword Args:
-            failed: Whether the run ended with an exception; W&B then says so of it.
-                Default: ``False``.
-        """
+        """Flush and close every backend; W&B says of a run whether it has ``failed``."""
         for backend in self.backends:
-            if failed and type(backend).__name__ == "WandbLogger":
+            if failed and _is_wandb(backend):
                 backend.experiment.finish(exit_code=1)
             else:
                 backend.close()
 
 
 def earlier_file(path: Path, resume_from: Path | None) -> Path:
-    """Return the file to take earlier lines from: the resumed run's, or else the run's own.
-
-    Args:
-        path: The run's own file.
-        resume_from: Folder of the run that is resumed, if known.
-    """
+    """Return the file to take earlier lines from: the resumed run's, or else the run's own."""
     other = None if resume_from is None else Path(resume_from).resolve() / path.name
     return path if other is None or not other.exists() else other
 
 
 def rewrite(path: Path, lines: Sequence[str]) -> None:
-    """Replace a file's lines in one move: a kill leaves the old file or the new one.
-
-    Args:
-        path: The file.
-        lines: Without their ends.
-    """
+    """Replace a file's lines in one move: a kill leaves the old file or the new one."""
     staged = path.with_suffix(".tmp")
     staged.write_text("".join(f"{line}\n" for line in lines))
     staged.replace(path)
 
 
-def _cut_csv(folder: Path, last: int) -> None:
-    """Drop the lines after a step, which TorchRL would append the new ones to."""
-    for path in folder.glob("*/scalars/**/*.csv"):
-        # A kill may leave half a line at the end.
-        lines = path.read_text().split("\n")[:-1]
-        steps = [line.split(",")[0] for line in lines]
-        for number, (step, line) in enumerate(zip(steps, lines, strict=True), start=1):
-            if not (step.isascii() and step.isdigit()):
-                raise _damaged(path, number, "no step", line)
-        kept = zip(steps, lines, strict=True)
-        rewrite(path, [line for step, line in kept if int(step) <= last])
+def _is_wandb(backend: Logger) -> bool:
+    # By its name: the class cannot be imported without W&B.
+    return type(backend).__name__ == "WandbLogger"
 
 
 def _purge_tensorboard(backend: Logger, step: int) -> None:
@@ -243,26 +210,21 @@ def _purge_tensorboard(backend: Logger, step: int) -> None:
     backend.experiment.file_writer.add_event(start)
 
 
-def _plain(value: Any) -> Any:
-    """Return a distribution as text: a table's column holds one type."""
-    return json.dumps(value) if isinstance(value, Mapping) else value
-
-
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """Read the rows of a run's ``metrics.jsonl``.
-
-    Args:
-        path: The file, or the run folder that holds it.
+    """Read the rows of a run's ``metrics.jsonl``, or of the run folder that holds it.
 
     Raises:
         ValueError: If a line is damaged: see :func:`read_rows`.
     """
     path = Path(path)
     if path.is_dir():
-        path = path / "metrics.jsonl"
+        path /= "metrics.jsonl"
     rows = read_rows(path)
     for number, row in rows.items():
-        if not all(map(_is_number, row.values())):
+        # An integer of thousands of digits is none to NumPy.
+        if not all(
+            isinstance(x, float) or (isinstance(x, int) and abs(x) < 1 << 63) for x in row.values()
+        ):
             raise _damaged(path, number, "values other than numbers", json.dumps(row))
     return list(rows.values())
 
@@ -271,9 +233,6 @@ def read_rows(path: Path) -> dict[int, dict[str, Any]]:
     """Read the JSON objects of a file by the number of their line, which each hold their ``step``.
 
     Without a line end the last line is left out: a kill may leave half of it.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: If another line is damaged. The message names file and line.
@@ -298,9 +257,6 @@ def read_rows(path: Path) -> dict[int, dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object that a file holds.
 
-    Args:
-        path: The file.
-
     Raises:
         ValueError: If it holds none. The message names the file.
     """
@@ -313,11 +269,6 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path} is damaged: it holds no JSON object. Restore it, or leave its folder out."
         )
     return value
-
-
-def _is_number(value: Any) -> bool:
-    # An integer of thousands of digits is none to NumPy.
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _damaged(path: Path, number: int, found: str, line: str) -> ValueError:

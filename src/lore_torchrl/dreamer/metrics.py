@@ -11,49 +11,38 @@ from lore_torchrl.policies.gaussian import gaussian_entropy
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
-    """Entropy and sharpness of the policy that acted.
+    """Entropy and sharpness of the policy that acted in a collector batch.
 
-    Args:
-        batch: Collector output with ``logits``, or ``loc`` and ``scale``, and, under LoRe,
-            the ``lore_*`` entries.
+    It has ``logits``, or ``loc`` and ``scale``, and, under LoRe, the ``lore_*`` entries.
     """
-    log_p, scale = batch.get("logits", None), batch.get("scale", None)
+    log_p, values = batch.get("logits", None), {}
+    mix = batch.get(keys.MIX_SCALE if log_p is None else keys.MIX_LOGITS, None)
     if log_p is None:
-        mix_scale = batch.get(keys.MIX_SCALE, None)
-        values = {"lore/entropy_wm": gaussian_entropy(scale).mean()}
-        advised = mix_scale is not None
-        if advised:
-            values["lore/entropy_mix"] = gaussian_entropy(mix_scale).mean()
+        values["lore/entropy_wm"] = gaussian_entropy(batch.get("scale")).mean()
+        if mix is not None:
+            values["lore/entropy_mix"] = gaussian_entropy(mix).mean()
     else:
         log_p = log_floor(torch.log_softmax(log_p.float(), -1))
-        values = {"lore/entropy_wm": -(log_p.exp() * log_p).sum(-1).mean()}
-        log_mix = batch.get(keys.MIX_LOGITS, None)
-        advised = log_mix is not None
-        if advised:
-            values["lore/entropy_mix"] = -(log_mix.exp() * log_mix).sum(-1).mean()
-        values["lore/prob_max"] = (log_mix if advised else log_p).exp().amax(-1).mean()
-    if advised:
-        values |= _advice_metrics(batch)
+        values["lore/entropy_wm"] = -(log_p.exp() * log_p).sum(-1).mean()
+        if mix is not None:
+            values["lore/entropy_mix"] = -(mix.exp() * mix).sum(-1).mean()
+        values["lore/prob_max"] = (log_p if mix is None else mix).exp().amax(-1).mean()
+    if mix is not None:
+        beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
+        values |= {
+            "lore/kl": batch.get(keys.KL).mean(),
+            "lore/beta_mean": beta.mean(),
+            # A single weight shows no spread: neither NaN nor a 0 that looks like a gate stuck.
+            **({"lore/beta_std": beta.std()} if beta.numel() > 1 else {}),
+            "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
+            "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
+            "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
+            "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
+            "lore/advised": batch.get(keys.MASK).float().mean(),
+        }
+        origin, coefficient = batch.get(keys.ORIGIN, None), batch.get(keys.COEFFICIENT, None)
+        if origin is not None:
+            values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
+        if coefficient is not None:
+            values["bandit/coefficient"] = coefficient.mean()
     return {name: value.item() for name, value in values.items()}
-
-
-def _advice_metrics(batch: TensorDictBase) -> dict[str, torch.Tensor]:
-    beta, source = batch.get(keys.BETA), batch.get(keys.SOURCE)
-    values = {
-        "lore/kl": batch.get(keys.KL).mean(),
-        "lore/beta_mean": beta.mean(),
-        # A single weight shows no spread: neither NaN nor a 0 that looks like a gate stuck.
-        **({"lore/beta_std": beta.std()} if beta.numel() > 1 else {}),
-        "lore/uncertainty": batch.get(keys.UNCERTAINTY).mean(),
-        "lore/src_wm": (source == keys.SOURCE_POLICY).float().mean(),
-        "lore/src_llm": (source == keys.SOURCE_ADVICE).float().mean(),
-        "lore/src_rand": (source == keys.SOURCE_RANDOM).float().mean(),
-        "lore/advised": batch.get(keys.MASK).float().mean(),
-    }
-    origin = batch.get(keys.ORIGIN, None)
-    if origin is not None:
-        values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
-    coefficient = batch.get(keys.COEFFICIENT, None)
-    if coefficient is not None:
-        values["bandit/coefficient"] = coefficient.mean()
-    return values

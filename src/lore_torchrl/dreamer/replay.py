@@ -29,10 +29,9 @@ def stream_records(
     """Turn a collector batch into the records that DreamerV3 learns from.
 
     A transition holds the action and the observation it led to, so the first observation
-    of an episode stands in no transition's ``"next"``. The reference stream gives it a
-    record of its own: a zero action, ``is_init`` set, zero reward, and that observation
-    under ``"next"``. The transitions follow with ``is_init`` cleared, so the world model
-    sees every observation and every action, as the acting policy does.
+    of an episode stands in no transition's ``"next"``. It has a record of its own: a zero
+    action, ``is_init`` set, zero reward, and that observation under ``"next"``. The
+    transitions follow with ``is_init`` cleared.
 
     Args:
         batch: Collector output ``[E, T]`` with ``action``, ``is_init``, the policy's
@@ -70,21 +69,13 @@ def build_replay(
     batch_size: int,
     seq_len: int,
     seed: int = 0,
-    device: torch.device | str = "cpu",
 ) -> ReplayBufferEnsemble:
     """Build one buffer for each environment's stream behind one sampler.
 
-    Samples are sequences of ``seq_len + 1`` consecutive records of one stream, which may
-    cross episode ends; the last record of each is there only to have its latent state
-    refreshed.
-
-    Keyword Args:
-        num_envs: Number of streams.
-        buffer_size: Records in all, split evenly.
-        batch_size: Sequences in a sample.
-        seq_len: Records of each sequence that the learner trains on.
-        seed: Seed of the sampler's own random stream. Default: ``0``.
-        device: Where the records are stored. Default: ``"cpu"``.
+    Samples are ``batch_size`` sequences of ``seq_len + 1`` consecutive records of one stream, which
+    may cross episode ends; the last record of each is there only to have its latent state
+    refreshed. The ``buffer_size`` records are split evenly; the sampler has a random stream of
+    its own.
 
     Raises:
         ValueError: If a stream's share cannot hold one sequence.
@@ -97,7 +88,7 @@ def build_replay(
         )
     members = [
         TensorDictReplayBuffer(
-            storage=LazyTensorStorage(capacity, device=device),
+            storage=LazyTensorStorage(capacity),
             sampler=SliceSampler(
                 slice_len=seq_len + 1,
                 end_key=("next", "done"),
@@ -121,11 +112,7 @@ def build_replay(
 
 
 class ReplayState:
-    """What a checkpoint holds of replay: the records that there are, and where the next one goes.
-
-    Args:
-        replay: Buffer ensemble from :func:`build_replay`.
-    """
+    """What a checkpoint holds of replay: its records, and where the next one goes."""
 
     def __init__(self, replay: ReplayBufferEnsemble) -> None:
         self.replay = replay
@@ -158,11 +145,9 @@ def write_back_latents(
 ) -> None:
     """Store fresh posterior states as the starting points of later samples.
 
-    Args:
-        replay: Buffer that the sample came from.
-        handles: ``index`` and ``index_generation`` of the sample, ``[B, T + 1]``.
-        context: Posterior ``state`` and ``belief`` of its first ``T`` records; entry ``t``
-            is where record ``t + 1`` starts.
+    The ``handles`` are ``index`` and ``index_generation`` of a sample, ``[B, T + 1]``; the
+    ``context`` holds posterior ``state`` and ``belief`` of its first ``T`` records: entry ``t``
+    is where record ``t + 1`` starts.
     """
     index = handles.get("index")[:, 1:].reshape(-1)
     generation = handles.get("index_generation")[:, 1:].reshape(-1)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +23,12 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import (
+    Acting,
     adapter_of,
     build_acting,
-    build_acting_env,
     build_env_agent,
-    sends_image,
 )
-from lore_torchrl.dreamer.advice import close_service, drain_before_saving
+from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
@@ -40,7 +36,6 @@ from lore_torchrl.dreamer.checkpoint import (
     find_checkpoint,
     load_config,
     remove_leftovers,
-    run_folder,
     set_aside,
     steps_of,
 )
@@ -52,10 +47,9 @@ from lore_torchrl.dreamer.learner import Learner, build_learner
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics, read_object, rewrite
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.dreamer.replay import ReplayState, build_replay, stream_records
-from lore_torchrl.dreamer.run_lock import in_own_folder
+from lore_torchrl.dreamer.run_lock import SIGNALS, handled_signals, own_folder
 from lore_torchrl.envs.adapter import EnvAdapter
-from lore_torchrl.envs.batch import close_env, seed_all
-from lore_torchrl.lore import LoRe
+from lore_torchrl.envs.batch import seed_all
 from lore_torchrl.replay.imitation_sampler import empty_steps
 from lore_torchrl.service import AdviceService
 
@@ -75,11 +69,7 @@ class Run:
     logger: RunLogger
 
     def close(self, *, failed: bool = False) -> None:
-        """Release environments, the advisor's thread and log files.
-
-        Keyword Args:
-            failed: As of :meth:`RunLogger.close`. Default: ``False``.
-        """
+        """Release environments, advisor and log files; see :meth:`RunLogger.close`."""
         self.collector.shutdown()
         if self.service is not None:
             close_service(self.service, drain_s=self.config.lore.calls.drain_s)
@@ -105,43 +95,34 @@ def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
 
 def _structure(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that decide what there is to restore, by name."""
-    lore, gate = config.lore, config.lore.gate
+    lore, gate, net = config.lore, config.lore.gate, config.lore.prior_net
     fixed = {name: getattr(config, name) for name in ("env", "dreamer", "seed")}
     fixed["lore.enabled"] = lore.enabled
     if not lore.enabled:
         return fixed
-    for part, names in (
-        ("bandit", ("enabled",)),
-        ("prior_net", ("enabled", "depth", "num_cells")),
-    ):
-        settings = getattr(lore, part)
-        shape = [getattr(settings, name) for name in names] if settings.enabled else [False]
-        fixed[f"lore.{part}"] = shape
-    # What else the acting policy consists of.
-    fixed["lore.epsilon"] = lore.epsilon.eps_init > 0
-    fixed["lore.calls.td_spike"] = lore.calls.td_spike is not None
-    fixed["lore.gate.value_source"] = gate.value_source
-    fixed["lore.loss.beta_imagine_max"] = bool(lore.loss.beta_imagine_max)
-    fixed["lore.loss.imitation_weight"] = lore.loss.imitation_weight > 0
-    for name in ("value_weight", "disagreement_weight", "hysteresis"):
-        fixed[f"lore.gate.{name}"] = bool(getattr(gate, name))
-    if gate.disagreement_weight:
-        fixed["lore.disagreement"] = lore.disagreement
-    if gate.value_source == "ensemble":
-        fixed["lore.value_ensemble"] = lore.value_ensemble
-    return fixed
+    ensemble = gate.value_source == "ensemble"
+    return fixed | {
+        "lore.bandit": lore.bandit.enabled,
+        "lore.prior_net": [net.depth, net.num_cells] if net.enabled else None,
+        # What else the acting policy consists of.
+        "lore.epsilon": lore.epsilon.eps_init > 0,
+        "lore.calls.td_spike": lore.calls.td_spike is not None,
+        "lore.gate.value_source": gate.value_source,
+        "lore.gate.value_weight": bool(gate.value_weight),
+        "lore.gate.disagreement_weight": bool(gate.disagreement_weight),
+        "lore.gate.hysteresis": bool(gate.hysteresis),
+        "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
+        "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
+        "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
+        "lore.value_ensemble": lore.value_ensemble if ensemble else None,
+    }
 
 
 def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     """Build environment, agent, learner, replay and trainer for one run.
 
-    With ``config.lore.enabled`` false this is stock DreamerV3, nothing of LoRe in it.
-
-    Args:
-        config: The run.
-
-    Keyword Args:
-        advisor: Advisor to use instead of ``config.advisor``.
+    With ``config.lore.enabled`` false this is stock DreamerV3, nothing of LoRe in it. An
+    ``advisor`` takes the place of ``config.advisor``.
     """
     c = config
     if c.num_threads is not None:
@@ -155,7 +136,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         _check_resumable(load_config(resume, trust=None), c)
 
     adapter = adapter_of(c.env)
-    summarize = getattr(adapter, "summarize", None)
     agent = build_env_agent(c, adapter, device=device)
     acting = build_acting(
         c,
@@ -166,8 +146,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advisor=advisor,
         device=device,
     )
-    env, lore, service, epsilon = acting.env, acting.lore, acting.service, acting.epsilon
-    late = None if lore is None else lore.late
     learner = build_learner(
         c.dreamer,
         agent,
@@ -175,16 +153,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         lore_actor=acting.lore_actor,
         device=device,
     )
-    replay = build_replay(
-        num_envs=c.env.num_envs,
-        buffer_size=c.dreamer.buffer_size,
-        batch_size=c.dreamer.batch_size,
-        seq_len=c.dreamer.seq_len,
-        seed=c.seed,
-    )
     steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
     collector = Collector(
-        env,
+        acting.env,
         acting.policy,
         frames_per_batch=c.steps_per_batch,
         total_frames=steps,
@@ -195,28 +166,23 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         # The environment carries everything that the policy needs already.
         auto_register_policy_transforms=False,
     )
-    records = c.dreamer.batch_size * c.dreamer.seq_len
-    replay_hook = DreamerReplayHook(
-        replay,
+    replay = build_replay(
+        num_envs=c.env.num_envs,
+        buffer_size=c.dreamer.buffer_size,
         batch_size=c.dreamer.batch_size,
         seq_len=c.dreamer.seq_len,
-        replay_ratio=c.dreamer.replay_ratio,
-        learning_starts=c.dreamer.learning_starts,
-        observed_keys=acting.observed_keys,
-        device=device,
-        late=late,
-        answers=None if late is None else service.answers,
-        returns=None if lore is None else lore.returns(),
-        stored=None if lore is None else lore.imitation_sampler(replay, batch_size=records),
+        seed=c.seed,
+    )
+    replay_hook = DreamerReplayHook(
+        replay, c.dreamer, observed_keys=acting.observed_keys, device=device, lore=acting.lore
     )
     if any(learner.stepper.resolve(device)):
-        learner.stepper.warmup(_example_sample(env, replay_hook))
-
+        learner.stepper.warmup(_example_sample(acting.env, replay_hook))
     checkpoint = RunCheckpoint(
         config=redact_all(c), random=GlobalRNGState(), replay_buffer=ReplayState(replay)
     )
-    if service is not None:
-        checkpoint.register("advice", service)
+    if acting.service is not None:
+        checkpoint.register("advice", acting.service)
     rotation = CheckpointRotation(output / "checkpoints", keep_last=c.checkpoint_keep)
     trainer = Trainer(
         collector=collector,
@@ -233,31 +199,58 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         save_trainer_interval=c.checkpoint_interval or steps,
         auto_log_optim_steps=False,
     )
-    resume_step, resume_from = None, None
+    earlier: dict[str, Any] = {}
     if resume is not None:
-        resume_step = steps_of(resume)
-        resume_from = run_folder(resume)
+        inside = resume.parent.name == "checkpoints"
+        folder = resume.parent.parent if inside else None
+        earlier = {"resume_step": steps_of(resume), "resume_from": folder}
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
-    for path in set_aside(rotation.directory, after=-1 if resume_step is None else resume_step):
+    for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
-    logger = RunLogger(
-        c.logger,
-        output,
-        run_config=redact_all(c),
-        resume_step=resume_step,
-        resume_from=resume_from,
+    logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
+    advice_log = None
+    if acting.service is not None and c.logger.advice_rows:
+        path, actions = output / "advice.jsonl", adapter.make_describer().actions
+        limit = c.logger.advice_rows
+        advice_log = AdviceLog(path, acting.service, actions, limit=limit, **earlier)
+    run = Run(
+        c, agent, learner, acting.env, collector, trainer, replay_hook, acting.service, logger
     )
+    _register_hooks(run, acting, adapter, advice_log)
+    if resume is not None:
+        _restore(run, resume)
+        if acting.epsilon is not None:
+            acting.epsilon.anneal(trainer.collected_frames)
+    return run
+
+
+def _register_hooks(
+    run: Run, acting: Acting, adapter: EnvAdapter, advice_log: AdviceLog | None
+) -> None:
+    """Give the trainer its hooks, which it calls in this order."""
+    c, trainer, replay_hook = run.config, run.trainer, run.replay_hook
+    lore, service, loss = acting.lore, acting.service, run.learner.loss
+    late = lore is not None and lore.late is not None
+
+    def drain() -> None:
+        # The last checkpoint is written then: an answer that comes after it is paid for, and
+        # in a cache without a store it is lost.
+        if trainer._stop_training or trainer.collected_frames >= trainer.total_frames:
+            service.drain(c.lore.calls.drain_s)
+            replay_hook.write_late()
+
     gauges = []
-    if c.lore.enabled:
-        lore.attach(learner.loss.actor_loss)
+    if lore is not None:
+        lore.attach(loss.actor_loss)
         trainer.register_op("batch_process", lore.observe)
         trainer.register_module("advice_control", lore.observer)
-        gauges = [lore.stats]
-    health = build_health(c, steps, agent)
+        gauges.append(lore.stats)
+    health = build_health(c, trainer.total_frames, run.agent)
     if health is not None:
-        gauges.append(partial(count_nonfinite, learner.loss))
+        gauges.append(partial(count_nonfinite, loss))
+    summarize = getattr(adapter, "summarize", None)
     metrics = MetricsHook(
-        logger,
+        run.logger,
         interval=c.logger.interval,
         num_envs=c.env.num_envs,
         updates=lambda: replay_hook.updates,
@@ -265,72 +258,28 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         gauges=gauges,
         bar=dict if service is None else lambda: {"calls": service.budget.spent},
         health=health,
-        finite=None if health is None else partial(is_finite, learner.loss),
+        finite=None if health is None else partial(is_finite, loss),
         stop=c.health.stop,
     )
-    if service is not None and c.logger.advice_rows:
-        advice_log = AdviceLog(
-            output / "advice.jsonl",
-            service,
-            adapter.make_describer().actions,
-            limit=c.logger.advice_rows,
-            resume_step=resume_step,
-            resume_from=resume_from,
-        )
+    if advice_log is not None:
         trainer.register_op("batch_process", advice_log)
         replay_hook.listeners.append(advice_log.write_late)
     replay_hook.register(trainer)
-    if late is not None:
-        drain = drain_before_saving(service, replay_hook.write_late, drain_s=c.lore.calls.drain_s)
-        trainer.register_op("post_steps", partial(drain, trainer))
+    if late:
+        trainer.register_op("post_steps", drain)
     metrics.register(trainer)
-    if epsilon is not None:
-        trainer.register_op("post_steps", lambda: epsilon.anneal(trainer.collected_frames))
+    if acting.epsilon is not None:
+        trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
-        partial(_evaluate, c, adapter, agent, lore, stopped=partial(_interrupted, trainer)),
-        logger,
+        partial(
+            evaluate, c, adapter, run.agent, acting.lore, stopped=partial(_interrupted, trainer)
+        ),
+        run.logger,
         interval=c.evaluation.interval,
     ).register(trainer)
-    if late is not None:
+    if late:
         # Once more, as the last of the round: those before it may have ended the run.
-        trainer.register_op("post_steps", partial(drain, trainer))
-    run = Run(c, agent, learner, env, collector, trainer, replay_hook, service, logger)
-    if resume is not None:
-        _restore(run, resume)
-        if epsilon is not None:
-            epsilon.anneal(trainer.collected_frames)
-    return run
-
-
-def _evaluate(
-    config: TrainConfig,
-    adapter: EnvAdapter,
-    agent: DreamerAgent,
-    lore: LoRe | None,
-    *,
-    stopped: Callable[[], bool] = lambda: False,
-) -> dict[str, float] | None:
-    # Built each time: the same held-out episodes, whatever was played before.
-    env = build_acting_env(
-        config, adapter, agent.primers(), num_envs=config.evaluation.episodes, evaluation=True
-    )
-    policy = agent.policy()
-    if config.evaluation.advice:
-        describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
-        env = lore.advise(env, describer=describer)
-        policy = agent.policy(lore.actor)
-    try:
-        return evaluate(
-            policy,
-            env,
-            seed=config.seed,
-            deterministic=config.evaluation.deterministic,
-            episode_keys=getattr(adapter, "episode_keys", ()),
-            summarize=getattr(adapter, "summarize_episodes", None),
-            stopped=stopped,
-        )
-    finally:
-        close_env(env)
+        trainer.register_op("post_steps", drain)
 
 
 def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
@@ -339,7 +288,7 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
     records = stream_records(zeros, hook.observed_keys)
     if hook.returns is not None:
         records = hook.returns.prepare(records)
-    sample = records[:1].expand(hook.batch_size, hook.seq_len).clone()
+    sample = records[:1].expand(*hook.shape).clone()
     if hook.stored is not None:
         sample = hook.with_stored(sample, empty_steps(records, hook.stored.num_steps))
     return sample.to(hook.device)
@@ -364,57 +313,42 @@ def _interrupted(trainer: Trainer) -> bool:
     return trainer._stop_reason in signal.Signals.__members__
 
 
-@contextmanager
-def _stop_on_signal(run: Run) -> Iterator[None]:
-    """Let SIGINT and SIGTERM end training within seconds, with a checkpoint.
+def _stop(run: Run, signum: int) -> None:
+    """End training within seconds, with a checkpoint; a second signal ends the process at once.
 
-    What the run waits for is broken off: advice, updates that are owed, an evaluation. A
-    second signal ends the process at once.
+    What the run waits for is broken off: advice, updates that are owed, an evaluation.
     """
-
-    def stop(signum: int, _frame: object) -> None:
-        for name in previous:
-            signal.signal(name, signal.SIG_DFL)
-        run.trainer.request_stop(signal.Signals(signum).name)
-        if run.service is not None:
-            run.service.stop_asking()
-
-    previous: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    run.trainer.request_stop(signal.Signals(signum).name)
+    if run.service is not None:
+        run.service.stop_asking()
 
 
-@in_own_folder
 def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, float]:
     """Train from a configuration and return the last value of every metric.
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
     within seconds and save a checkpoint, without figures; :func:`read_stop` tells of it. A
-    second signal ends the process at once.
-
-    Args:
-        config: The run.
-
-    Keyword Args:
-        advisor: Advisor to use instead of ``config.advisor``.
+    second signal ends the process at once. An ``advisor`` takes the place of ``config.advisor``.
 
     Raises:
         FloatingPointError: If the agent's parameters are no longer finite.
         RuntimeError: If another run that is under way has ``config.output_dir``.
     """
+    with own_folder(config):
+        return _train(config, advisor)
+
+
+def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
     output = Path(config.output_dir)
     (output / "stopped.json").unlink(missing_ok=True)
     run = build_run(config, advisor=advisor)
     rewrite(output / "config.json", [json.dumps(redact_all(config), indent=2)])
     failed = True
     try:
-        with _stop_on_signal(run):
+        with handled_signals(lambda signum, _frame: _stop(run, signum)):
             if run.trainer.collected_frames < run.trainer.total_frames:
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
@@ -426,7 +360,10 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
             f"{output} with a lower dreamer.lr."
         ) from error
     else:
-        _note_stop(run.trainer, output)
+        step, total = run.trainer.collected_frames, run.trainer.total_frames
+        if step < total:
+            about = {"step": step, "total_steps": total, "reason": run.trainer._stop_reason}
+            (output / "stopped.json").write_text(json.dumps(about))
         summary = _publish(run, output)
         failed = False
     finally:
@@ -435,24 +372,13 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
 
 def read_stop(output_dir: str | Path) -> dict[str, Any] | None:
-    """Read why the run in a folder ended before its last step.
+    """Read why the run in a folder ended before its last step, ``None`` if it went through.
 
-    Args:
-        output_dir: The run folder.
-
-    Returns:
-        ``step``, ``total_steps`` and ``reason``: the name of a signal, or ``health.stop names``
-        and the check; ``None`` if the run went through.
+    Returned are ``step``, ``total_steps`` and ``reason``: the name of a signal, or
+    ``health.stop names`` and the check.
     """
     path = Path(output_dir) / "stopped.json"
     return read_object(path) if path.exists() else None
-
-
-def _note_stop(trainer: Trainer, output: Path) -> None:
-    step, total = trainer.collected_frames, trainer.total_frames
-    if step < total:
-        about = {"step": step, "total_steps": total, "reason": trainer._stop_reason}
-        (output / "stopped.json").write_text(json.dumps(about))
 
 
 def _publish(run: Run, output: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Keeping a run's folder to one process."""
+"""Keeping a run's folder to one process, and what a signal does to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import errno
 import logging
 import os
 import platform
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 try:
     import fcntl
@@ -22,7 +23,8 @@ from torchrl import logger as torchrl_logger
 from lore_torchrl.advisors.redaction import redacted_log, remember, secrets_of
 from lore_torchrl.configs import TrainConfig
 
-_LOCK, _LOG = "run.lock", "run.log"
+#: What ends a run early.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _held: set[IO[str]] = set()
 
@@ -31,15 +33,24 @@ _held: set[IO[str]] = set()
 def file_lock(path: Path) -> Iterator[IO[str] | None]:
     """Lock a file, which is made where missing; ``None`` if another process has it.
 
-    The kernel lets go of the lock when the process ends, however it ends. A child that is
-    given the file (``pass_fds``) holds it as well, one that is forked does not. Windows and
-    some network file systems have no such locks; there a file is never found locked.
-
-    Args:
-        path: The file. It says who has it: see :func:`sign`.
+    The kernel lets go of the lock when the process ends. A child that is given the file
+    (``pass_fds``) holds it as well, one that is forked does not. Windows and some network file
+    systems have no such locks; there a file is never found locked.
     """
     with path.open("a") as file:
-        if not _locked(file):
+        taken = False
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            taken = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            torchrl_logger.warning(
+                f"{path} cannot be locked ({error}): see to it that one run alone uses its folder."
+            )
+        if taken:
             yield None
             return
         _held.add(file)
@@ -47,22 +58,6 @@ def file_lock(path: Path) -> Iterator[IO[str] | None]:
             yield file
         finally:
             _held.discard(file)
-
-
-def _locked(file: IO[str]) -> bool:
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        torchrl_logger.warning(
-            f"{file.name} cannot be locked ({error}): see to it that one run alone uses its folder."
-        )
-    return True
 
 
 def sign(lock: IO[str], pid: int) -> None:
@@ -84,6 +79,18 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 @contextmanager
+def handled_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Have a function handle SIGINT and SIGTERM meanwhile; outside the main thread none can."""
+    main = threading.current_thread() is threading.main_thread()
+    previous = {s: signal.signal(s, handler) for s in SIGNALS} if main else {}
+    try:
+        yield
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
+
+
+@contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Append what this package and TorchRL log meanwhile to a file."""
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -99,28 +106,24 @@ def _log_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def in_own_folder(
-    train: Callable[..., dict[str, float]],
-) -> Callable[..., dict[str, float]]:
-    """Let a function of a configuration have its ``output_dir`` to itself.
+@contextmanager
+def own_folder(config: TrainConfig) -> Iterator[None]:
+    """Have a run's ``output_dir`` to itself, its secrets hidden, and its log in ``run.log`` there.
 
-    Its secrets are hidden, and its log is ``run.log`` there.
+    Raises:
+        RuntimeError: If another run that is under way has the folder.
     """
-
-    @wraps(train)
-    def alone(config: TrainConfig, **kwargs: Any) -> dict[str, float]:
-        folder = Path(config.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        remember(*secrets_of(config))
-        with redacted_log(), file_lock(folder / _LOCK) as lock:
-            if lock is None:
-                raise RuntimeError(
-                    f"{folder} belongs to a run under way (process "
-                    f"{(folder / _LOCK).read_text() or 'now beginning'}): wait for it, end it, or "
-                    "give another output_dir."
-                )
-            sign(lock, os.getpid())
-            with _log_file(folder / _LOG):
-                return train(config, **kwargs)
-
-    return alone
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.lock"
+    remember(*secrets_of(config))
+    with redacted_log(), file_lock(path) as lock:
+        if lock is None:
+            raise RuntimeError(
+                f"{folder} belongs to a run under way (process "
+                f"{path.read_text() or 'now beginning'}): wait for it, end it, or "
+                "give another output_dir."
+            )
+        sign(lock, os.getpid())
+        with _log_file(folder / "run.log"):
+            yield

@@ -13,10 +13,7 @@ def hide_secrets(config: Any) -> None:
     """Have the secrets in a Hydra script's configuration hidden from now on.
 
     They are taken out of ``sys.argv``, which W&B keeps, and out of the YAML files that Hydra has
-    written before ``main``.
-
-    Args:
-        config: The ``DictConfig`` of ``main``.
+    written before ``main``, whose ``DictConfig`` is ``config``.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode

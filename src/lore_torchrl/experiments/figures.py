@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lore_torchrl.dreamer.figures import literal
+from lore_torchrl.dreamer.figures import figure_class, literal
 from lore_torchrl.experiments.statistics import (
     bootstrap,
     interquartile_mean,
@@ -35,27 +35,17 @@ _UNIT = (-0.03, 1.03)
 
 
 def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
-    """Draw a study's figures, each as PNG and PDF.
+    """Draw a study's figures, each as PNG and PDF, and return the PNG of each by its name.
 
     ``curves``: the study's metric. ``over_time``: the metric, density of calls, KL and entropy.
     ``calls``: calls and, where advice had a price, its cost, against the normalized AUC.
     ``profile``: fraction of runs with a normalized AUC above a threshold, except where the scale
     of the metric differs between experiments.
 
-    Args:
-        folder: Where they go.
-        study: The runs.
-
-    Returns:
-        The PNG of each figure by its name.
-
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise ImportError("Figures need matplotlib: pip install 'lore-torchrl[train]'.") from err
+    make = figure_class()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     drawings: dict[str, Callable[[Figure, Study], None]] = {
@@ -66,7 +56,7 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
     if study.is_success or len(study.experiments) == 1:
         drawings["profile"] = _profile
     for name, draw in drawings.items():
-        figure = Figure(layout="constrained")
+        figure = make(layout="constrained")
         draw(figure, study)
         figure.savefig(folder / f"{name}.png", dpi=130)
         # Without the date a figure of the same runs is the same file.

@@ -9,11 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -21,12 +19,11 @@ from typing import IO
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig, refuse_old_names
 from lore_torchrl.dreamer.logging import read_object, rewrite
-from lore_torchrl.dreamer.run_lock import file_lock, sign
-from lore_torchrl.experiments.records import read_runs
+from lore_torchrl.dreamer.run_lock import SIGNALS, file_lock, handled_signals, sign
+from lore_torchrl.experiments.records import read_runs, run_key
 from lore_torchrl.experiments.report import command_line, write_report
 from lore_torchrl.experiments.study import Study
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One thread a run. And large tensors stay in the process: by default glibc hands each back to the
 # kernel, which costs an update on a CPU a seventh of its time in page faults.
 ENVIRONMENT = {
@@ -35,20 +32,14 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
 #: Exit codes of a run that a signal ended: at once, or after its round.
-_INTERRUPTED = {code for s in _SIGNALS for code in (-s, 128 + s)}
+_INTERRUPTED = {code for s in SIGNALS for code in (-s, 128 + s)}
 
 
 def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | None]:
-    """Run every open cell of a study's grid, and report on what is finished.
+    """Run every open cell of a study's grid by a training script, and report on what is finished.
 
     Finished runs are kept. With ``config.cell`` only that run is made, and there is no
     report, so that many processes can work on one study.
-
-    Args:
-        config: Methods, experiments, seeds.
-
-    Keyword Args:
-        script: Training script that takes Hydra overrides.
 
     Returns:
         One line for each run that is not finished, as of :func:`run_jobs`; and the report's page,
@@ -67,9 +58,8 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     if not any(job.state == "done" for job in jobs):
         return errors, None
     # Of this grid alone: the folder may hold runs of a larger one.
-    found = {(r.experiment, r.method, r.seed): r for r in read_runs(output)}
-    keys = [(job.experiment, job.method, job.seed) for job in jobs]
-    records = [found[key] for key in keys if key in found]
+    found = {run_key(record): record for record in read_runs(output)}
+    records = [found[run_key(job)] for job in jobs if run_key(job) in found]
     baseline = c.baseline if c.baseline in {r.method for r in records} else None
     try:
         study = Study(records, baseline, metric=c.metric)
@@ -87,14 +77,7 @@ class Job:
     """One training run to be made: a method on an experiment with a seed.
 
     Its folder holds ``run.json``, which says what it is, the run's own files and log, and at
-    the end ``done`` or ``failed``.
-
-    Args:
-        folder: Where it writes.
-        experiment: Name of the experiment.
-        method: Name of the method.
-        seed: Its seed.
-        overrides: Hydra overrides for the training script.
+    the end ``done`` or ``failed``. The ``overrides`` are Hydra's, for the training script.
     """
 
     folder: Path
@@ -128,16 +111,10 @@ def make_jobs(
     seeds: int,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
-    """Return one job for each seed, experiment and method, in this order.
+    """Return one job for each seed, from 0 on, experiment and method, in this order.
 
-    Args:
-        base: Folder of the study.
-        experiments: Files of ``configs/experiment``.
-        methods: Overrides of each method by its name.
-
-    Keyword Args:
-        seeds: Number of seeds, which count from 0.
-        overrides: Overrides of every run, which go before those of the method. Default: none.
+    ``experiments`` are files of ``configs/experiment``; ``methods`` have overrides by their
+    names, and ``overrides``, which go before them, are those of every run.
 
     Raises:
         ValueError: If two methods would share a folder.
@@ -161,21 +138,12 @@ def make_jobs(
 def run_jobs(
     jobs: Sequence[Job], *, script: Path, processes: int, retry: bool = False
 ) -> list[str]:
-    """Run what is open, each run with one CPU thread.
+    """Run what is open, so many ``processes`` side by side, each run with one CPU thread.
 
     A run that Ctrl-C or SIGTERM has interrupted is named; the next call resumes it from its last
     checkpoint, if its overrides set ``checkpoint_interval``, or else starts it again. Ctrl-C and
     SIGTERM of this process end its runs too. A run that has failed before is named and left,
-    unless ``retry``. One that another process is still making, here or elsewhere, is named and
-    left.
-
-    Args:
-        jobs: The runs.
-
-    Keyword Args:
-        script: Training script that takes Hydra overrides.
-        processes: Runs side by side.
-        retry: Whether to repeat what has failed. Default: ``False``.
+    unless ``retry``; so is one that another process is still making, here or elsewhere.
 
     Returns:
         One line for each run that failed, now or before, was interrupted, or is made elsewhere,
@@ -188,7 +156,7 @@ def run_jobs(
         if job.state == "done" or (job.state == "failed" and not retry):
             _check_same_overrides(job)
     workers = _Workers()
-    with _ended_by_signals(workers), ThreadPoolExecutor(processes) as pool:
+    with handled_signals(workers.end), ThreadPoolExecutor(processes) as pool:
         errors = pool.map(lambda job: _run(job, script, retry, workers), jobs)
         return [error for error in errors if error]
 
@@ -209,30 +177,16 @@ class _Workers:
         self.running.discard(process)
         return code
 
-
-@contextmanager
-def _ended_by_signals(workers: _Workers) -> Iterator[None]:
-    """End the runs under way on SIGTERM and Ctrl-C, which would otherwise outlive this process."""
-
-    def stop(signum: int, _frame: object) -> None:
-        workers.stopped = True
-        for process in list(workers.running):
+    def end(self, signum: int, _frame: object) -> None:
+        """End what runs, which would outlive this process, and this process."""
+        self.stopped = True
+        for process in list(self.running):
             process.terminate()
         raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
-    # Only the main thread can set handlers.
-    main = threading.current_thread() is threading.main_thread()
-    previous = {s: signal.signal(s, stop) for s in _SIGNALS} if main else {}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
 
 def _check_same_overrides(job: Job) -> None:
-    before = read_object(job.folder / "run.json").get("overrides", [])
-    now = redact_all(job.overrides)
+    before, now = _kept_overrides(job), redact_all(job.overrides)
     if before != now:
         gone = [word for word in before if word not in now]
         new = [word for word in now if word not in before]
@@ -247,12 +201,16 @@ def _check_same_overrides(job: Job) -> None:
         )
 
 
+def _kept_overrides(job: Job) -> list[str]:
+    return read_object(job.folder / "run.json").get("overrides", [])
+
+
 def _is_resumable(job: Job) -> bool:
     """Whether what was interrupted had the same overrides, and has left a checkpoint."""
-    about = job.folder / "run.json"
-    if not about.exists() or not any((job.folder / "checkpoints").glob("checkpoint-*")):
+    if not (job.folder / "run.json").exists():
         return False
-    return read_object(about).get("overrides") == redact_all(job.overrides)
+    saved = any((job.folder / "checkpoints").glob("checkpoint-*"))
+    return saved and _kept_overrides(job) == redact_all(job.overrides)
 
 
 def _run(job: Job, script: Path, retry: bool, workers: _Workers) -> str | None:

@@ -43,24 +43,20 @@ _NO_METHOD = re.compile(
     r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
     r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
 )
-
-
 # Counters of earlier versions, by the names that they have now.
-_RENAMED = {"cache_near_hits": "cache_shared_hits", "refuted": "noops_filtered"}
+_RENAMED = {
+    "advice/cache_near_hits": "advice/cache_shared_hits",
+    "advice/refuted": "advice/noops_filtered",
+}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One finished run.
+    """One finished run of a method on an experiment with a seed.
 
-    Args:
-        experiment: Name of the experiment.
-        method: Name of the method.
-        seed: Its seed.
-        rows: Its metrics, each with ``step``, as in ``metrics.jsonl``.
-        seconds: How long it took, ``None`` where that is not known.
-        machine: What it ran on, in words, ``None`` where that is not known.
-        source: Where it was read from, for messages.
+    Its ``rows`` are its metrics, each with ``step``, as in ``metrics.jsonl``. Where they are known,
+    ``seconds`` is how long it took and ``machine`` what it ran on; ``source`` is where it was read
+    from, for messages.
     """
 
     experiment: str
@@ -73,8 +69,8 @@ class Record:
 
     def __post_init__(self) -> None:
         """Read what earlier versions logged under its present name."""
-        names = {f"advice/{old}": f"advice/{new}" for old, new in _RENAMED.items()}
-        self.rows[:] = [{names.get(n, n): value for n, value in row.items()} for row in self.rows]
+        rows = [{_RENAMED.get(n, n): value for n, value in row.items()} for row in self.rows]
+        self.rows[:] = rows
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""
@@ -94,16 +90,13 @@ def merge(records: Iterable[Record]) -> list[Record]:
 
     Of a run that comes from several sources the most complete copy is kept.
 
-    Args:
-        records: Runs of any sources.
-
     Raises:
         ValueError: If a run has different curves in two sources. They are compared as a CSV file
             keeps them, to six digits, except for times.
     """
     merged: dict[tuple[str, str, int], Record] = {}
     for record in records:
-        key = record.experiment, record.method, record.seed
+        key = run_key(record)
         known = merged.setdefault(key, record)
         if known is not record:
             one, other = _curves(known), _curves(record)
@@ -115,6 +108,11 @@ def merge(records: Iterable[Record]) -> list[Record]:
                 )
             merged[key] = max(known, record, key=lambda copy: sum(map(len, copy.rows)))
     return list(merged.values())
+
+
+def run_key(record: Any) -> tuple[str, str, int]:
+    """Return what tells a run, or a job, from others."""
+    return record.experiment, record.method, record.seed
 
 
 def _curves(record: Record) -> dict[str, list[tuple[float, str]]]:
@@ -131,14 +129,8 @@ def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
 
     Those of folders are in the order of experiment, method, seed. A run of a study knows what it
     is. Any other, of ``examples/train.py`` or a sweep, is named by its environment and the
-    settings in which the runs there differ, or ``LoRe`` or ``stock`` where they do not.
-
-    Args:
-        sources: Files that end in ``.csv``, as of :func:`write_csv`, and folders.
-
-    Keyword Args:
-        by: Settings to name runs outside studies by, such as ``lore.gate.tau``.
-            Default: those in which they differ.
+    settings in which the runs there differ, or by those of ``by``, such as ``lore.gate.tau``; or
+    ``LoRe`` or ``stock`` where they do not differ.
 
     Raises:
         FileNotFoundError: If there is no finished run below a folder.
@@ -156,17 +148,16 @@ def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
             run = path.parent
             if (run / "metrics.jsonl").exists() and not (run / "run.json").exists():
                 config = read_object(path)
-                if set(config) >= _OURS:
-                    rows = read_metrics(run)
-                    if _is_finished(config, rows):
-                        unnamed.append((_unnamed(config, rows, str(run)), config))
+                rows = read_metrics(run) if set(config) >= _OURS else []
+                if _is_finished(config, rows):
+                    unnamed.append((_unnamed(config, rows, str(run)), config))
         if len(records) + len(unnamed) == found:
             raise FileNotFoundError(
                 f"No finished run below {folder}: run examples/study.py or examples/train.py "
                 "first, or name its output."
             )
     in_files = [record for path in files for record in read_csv(path)]
-    return merge([*in_files, *_sorted([*records, *_name(unnamed, by)])])
+    return merge([*in_files, *sorted([*records, *_name(unnamed, by)], key=run_key)])
 
 
 def _read_job(folder: Path) -> Record:
@@ -174,28 +165,19 @@ def _read_job(folder: Path) -> Record:
     about, done = read_object(folder / "run.json"), folder / "done"
     facts = read_object(done) if done.stat().st_size else {}
     named = {"experiment", "method"} <= set(about) and type(about.get("seed")) is int
-    if not (named and isinstance(facts.get("seconds") or 0, (int, float))):
+    seconds = facts.get("seconds")
+    if not (named and isinstance(seconds or 0, (int, float))):
         raise ValueError(
             f"{folder / 'run.json'} and {done.name} do not say which run it was: leave its "
             "folder out."
         )
-    return Record(
-        str(about["experiment"]),
-        str(about["method"]),
-        about["seed"],
-        read_metrics(folder),
-        facts.get("seconds"),
-        facts.get("machine"),
-        str(folder),
-    )
+    experiment, method, rows = str(about["experiment"]), str(about["method"]), read_metrics(folder)
+    machine = facts.get("machine")
+    return Record(experiment, method, about["seed"], rows, seconds, machine, str(folder))
 
 
 def _is_finished(config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]) -> bool:
     return bool(rows) and rows[-1]["step"] >= config["total_steps"]
-
-
-def _sorted(records: Iterable[Record]) -> list[Record]:
-    return sorted(records, key=lambda r: (r.experiment, r.method, r.seed))
 
 
 def _unnamed(config: Mapping[str, Any], rows: list[dict[str, float]], source: str) -> Record:
@@ -225,12 +207,11 @@ def _name(runs: Sequence[tuple[Record, Mapping[str, Any]]], by: Sequence[str]) -
             if any(other.get(name) != own[name] for other in like) and not _NO_METHOD.match(name)
         ]
         _, advised = group(record, own)
-        # Without advice its settings make no difference.
-        words = [
-            f"{name}={own[name]}"
-            for name in by or differing
-            if advised or not name.startswith(("lore.", "advisor."))
-        ]
+        names = by or differing
+        if not advised:
+            # Without advice its settings make no difference.
+            names = [name for name in names if not name.startswith(("lore.", "advisor."))]
+        words = [f"{name}={own[name]}" for name in names]
         if not (advised and words):
             words.insert(0, "LoRe" if advised else "stock")
         records.append(replace(record, method=", ".join(words)))
@@ -254,18 +235,11 @@ def read_wandb(
     *,
     by: Sequence[str] = (),
 ) -> list[Record]:
-    """Read the finished runs of a W&B project.
+    """Read the finished runs of a W&B project, ``entity/project``.
 
     The group of a study's run names experiment and method; others, such as a sweep's, are
     named as by :func:`read_runs`. A run that was stopped before its last step is finished
-    for W&B, and left out here.
-
-    Args:
-        project: ``entity/project``.
-        runs: Returns the runs of a project; ``None`` asks W&B. Default: ``None``.
-
-    Keyword Args:
-        by: As of :func:`read_runs`. Default: settings in which the runs differ.
+    for W&B, and left out here. ``runs`` returns the runs of a project; by default W&B is asked.
 
     Raises:
         ImportError: If W&B is not installed.
@@ -301,7 +275,7 @@ def read_wandb(
             f"{project} has no finished run of this package: run examples/study.py, or "
             "examples/train.py, with logger=wandb first."
         )
-    return _sorted(merge(records))
+    return sorted(merge(records), key=run_key)
 
 
 def _wandb_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -324,12 +298,7 @@ def _wandb_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
 def write_csv(path: str | Path, records: Sequence[Record], *, also: Sequence[str] = ()) -> None:
     """Write the curves of some runs, one line a logged step.
 
-    Args:
-        path: The file.
-        records: The runs.
-
-    Keyword Args:
-        also: Metrics to keep beside :data:`CURVES` and all of held-out episodes. Default: none.
+    Kept are :data:`CURVES`, all of held-out episodes, and ``also``.
     """
     with Path(path).open("w", newline="") as file:
         writer = csv.writer(file)
@@ -347,9 +316,6 @@ def write_csv(path: str | Path, records: Sequence[Record], *, also: Sequence[str
 
 def read_csv(path: str | Path) -> list[Record]:
     """Read what :func:`write_csv` wrote.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: If it is no such file, or a line is damaged. The message names file and line.

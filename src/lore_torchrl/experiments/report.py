@@ -40,7 +40,7 @@ def write_report(
 ) -> Path:
     """Write ``report.html``, ``tables.md``, ``curves.csv`` and the figures as PNG and PDF.
 
-    The page holds its figures, so it can be sent as one file.
+    The page holds its figures, so it can be sent as one file; its path is returned.
 
     Args:
         folder: Where they go.
@@ -50,9 +50,6 @@ def write_report(
         title: Heading.
         command: Command line by which the runs can be made again. Default: none.
         every: Show every n-th evaluation in the tables. Default: ``1``.
-
-    Returns:
-        Path of the page.
 
     Raises:
         ImportError: If matplotlib is not installed.

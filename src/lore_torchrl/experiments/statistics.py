@@ -8,18 +8,7 @@ import numpy as np
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half along the last axis, with fractional edges.
-
-    Args:
-        values: Scores, ``[..., N]``.
-
-    Returns:
-        ``[...]``.
-
-    Examples:
-        >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 100.0])))
-        1.5
-    """
+    """Return the mean of the middle half, with fractional edges: ``[..., N]`` to ``[...]``."""
     values = np.sort(values, axis=-1)
     edges = np.arange(values.shape[-1] + 1) / values.shape[-1]
     weight = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
@@ -27,7 +16,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def normalized_auc(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    r"""Return the area under learning curves, divided by the last step.
+    r"""Return the area under learning curves, divided by the last step: ``[..., N]`` to ``[...]``.
 
     .. math::
         \frac{1}{t_N} \Bigl( t_1 y_1 + \sum_{i=2}^{N} (t_i - t_{i-1}) \frac{y_i + y_{i-1}}{2} \Bigr)
@@ -38,13 +27,6 @@ def normalized_auc(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     Args:
         steps: Steps :math:`t` of the evaluations, ascending, ``[N]``.
         values: Scores :math:`y`, ``[..., N]``.
-
-    Returns:
-        ``[...]``.
-
-    Examples:
-        >>> float(normalized_auc(np.array([1, 2, 3]), np.array([0.0, 0.5, 1.0])))
-        0.3333333333333333
     """
     steps = np.concatenate(([0.0], np.asarray(steps, dtype=float)))
     values = np.concatenate((values[..., :1], values), axis=-1)
@@ -54,7 +36,7 @@ def normalized_auc(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
 def bootstrap(
     statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 10_000
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a statistic of samples with its 95% stratified percentile-bootstrap interval.
+    """Return a statistic and the ends of its 95% stratified percentile-bootstrap interval.
 
     Each sample, such as the seeds of one method on one task, is resampled on its own.
 
@@ -65,14 +47,6 @@ def bootstrap(
 
     Keyword Args:
         draws: Resamplings. Default: ``10_000``.
-
-    Returns:
-        Statistic, lower and upper end, ``[]`` or ``[T]`` each.
-
-    Examples:
-        >>> value, low, high = bootstrap(interquartile_mean, np.array([0.5, 0.5]))
-        >>> float(value), float(low), float(high)
-        (0.5, 0.5, 0.5)
     """
     generator = np.random.default_rng(0)
     resampled = statistic(*(generator.choice(x, (draws, len(x))) for x in samples))
@@ -81,7 +55,7 @@ def bootstrap(
 
 
 def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
-    r"""Return the probability that a run of one method scores above one of another.
+    r"""Return the probability that a run of one method scores above one of another, ``[...]``.
 
     .. math::
         \frac{1}{M} \sum_{m=1}^{M} \frac{1}{N K} \sum_{i,j}
@@ -92,13 +66,6 @@ def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
     Args:
         pairs: For each task the scores of the first method, ``[..., N_m]``, and those of the
             second, ``[..., K_m]``: :math:`x_1, y_1, x_2, y_2, \ldots`
-
-    Returns:
-        ``[...]``.
-
-    Examples:
-        >>> float(probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 1.0])))
-        0.875
     """
     wins = []
     for x, y in zip(pairs[::2], pairs[1::2], strict=True):
@@ -108,17 +75,10 @@ def probability_of_improvement(*pairs: np.ndarray) -> np.ndarray:
 
 
 def performance_profile(thresholds: np.ndarray, *tasks: np.ndarray) -> np.ndarray:
-    """Return the fraction of runs that score above each threshold, tasks weighing the same.
+    """Return the fraction of runs above each threshold, ``[..., T]``; tasks weigh the same.
 
     Args:
         thresholds: Ascending, ``[T]``.
         tasks: Scores of a method on each task, ``[..., N_t]``.
-
-    Returns:
-        ``[..., T]``.
-
-    Examples:
-        >>> performance_profile(np.array([0.0, 0.5, 0.9]), np.array([0.2, 0.8])).tolist()
-        [1.0, 0.5, 0.0]
     """
     return np.mean([(task[..., None] > thresholds).mean(-2) for task in tasks], axis=0)

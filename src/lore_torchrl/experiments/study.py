@@ -48,8 +48,7 @@ class Study:
 
     Args:
         records: The runs.
-        baseline: The method that others are compared with, ``None`` for none.
-            Default: ``None``.
+        baseline: The method that others are compared with. Default: ``None``.
 
     Keyword Args:
         metric: What methods are compared by, higher is better, by its name in the log.
@@ -136,8 +135,7 @@ class Study:
     def tables(self, every: int = 1) -> list[Table]:
         """Return the metric by step, its AUC, comparisons over all experiments, sources of advice.
 
-        Args:
-            every: Show every n-th evaluation, counted from the last. Default: ``1``.
+        Of the evaluations every n-th is shown, counted from the last.
         """
         tables = []
         for experiment in self.experiments:
@@ -203,12 +201,8 @@ class Study:
         rows = []
         for method in self.methods:
             # Where the method or the baseline has no curve, there is nothing to compare.
-            names = [
-                name
-                for name in self.experiments
-                if len(self.auc(name, method))
-                and (self.baseline is None or len(self.auc(name, self.baseline)))
-            ]
+            needed = [method] if self.baseline is None else [method, self.baseline]
+            names = [n for n in self.experiments if all(len(self.auc(n, m)) for m in needed)]
             if names:
                 scores = [self.auc(name, method) for name in names]
                 cells = [method]
@@ -230,24 +224,16 @@ class Study:
                 if found:
                     mean = np.mean(found, axis=0)
                     rows.append((experiment, method, *(f"{part:.1%}" for part in mean)))
-        header = (
-            "experiment",
-            "method",
-            "own answer cached",
-            "abstract state",
-            "PriorNet",
-            "call",
-            "none",
-        )
+        sources = ("own answer cached", "abstract state", "PriorNet", "call", "none")
+        header = ("experiment", "method", *sources)
         return Table("Where the advice came from, shares of all steps", header, tuple(rows))
 
 
 def advice_sources(record: Record) -> np.ndarray | None:
-    """Return where a run's advice came from, as fractions of the steps that looked for it.
+    """Return where a run's advice came from, as fractions ``[5]`` of the steps that looked for it.
 
-    Returns:
-        Fractions ``[5]``: own cached answer, answers of the class, PriorNet, fresh calls, none;
-        ``None`` if the run had no advisor.
+    Own cached answer, answers of the class, PriorNet, fresh calls, none; ``None`` if the run had
+    no advisor.
     """
     names = ("advice/cache_hits", "advice/cache_shared_hits", "advice/cache_misses", "advice/calls")
     counts = [record.last(name) for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode, to its end or to where it was cut.
-
-    Args:
-        moments: Its steps.
-        success: Whether it succeeded.
-    """
+    """One episode, to its end or to where it was cut, and whether it succeeded."""
 
     moments: tuple[Moment, ...]
     success: bool
@@ -95,15 +91,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Recording:
-    """Episodes that one checkpoint played.
-
-    Args:
-        checkpoint: Where it was read from.
-        step: Environment steps of its training.
-        env_id: The environment.
-        actions: Names of the actions.
-        episodes: What was played.
-    """
+    """Episodes that a checkpoint played, after so many environment steps of its training."""
 
     checkpoint: Path
     step: int
@@ -196,7 +184,7 @@ def _restore(
         lore_actor=acting.lore_actor,
     )
     # The bandit is in no loss, only in the collector's policy; which may have random steps too.
-    policy = _Reader(
+    policy = _reader(
         lambda state: acting.policy.load_state_dict(state["policy_state_dict"], strict=False)
     )
     checkpoint = RunCheckpoint(loss_module=learner.loss, collector=policy)
@@ -206,15 +194,9 @@ def _restore(
     return agent, acting
 
 
-class _Reader:
-    """Part of a checkpoint that is read by a function, and never saved."""
-
-    def __init__(self, read: Callable[[Mapping[str, Any]], Any]) -> None:
-        self.load_state_dict = read
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
+def _reader(read: Callable[[Mapping[str, Any]], Any]) -> SimpleNamespace:
+    """Return a part of a checkpoint that is read by a function, and never saved."""
+    return SimpleNamespace(load_state_dict=read, state_dict=dict)
 
 
 class _Silent:
@@ -222,7 +204,7 @@ class _Silent:
 
     def __init__(self, path: Path) -> None:
         found: dict[str, Any] = {}
-        RunCheckpoint(advice=_Reader(found.update)).load(path)
+        RunCheckpoint(advice=_reader(found.update)).load(path)
         # Answers in the cache are found only under the prefix of who gave them.
         self.cache_prefix = str(found.get("cache", {}).get("prefix", ""))
 
@@ -241,20 +223,22 @@ class _Player:
         self.coefficient = coefficient
         self.kind = _kind_of(describer, agent, acting)
         acting.policy.eval()
-        if acting.bandit is None:
+        bandit = None if acting.lore is None else acting.lore.bandit
+        if bandit is None:
             if coefficient not in (None, 1.0):
                 raise ValueError(f"coefficient={coefficient}: this run has no bandit, it is 1.")
             self.coefficient = None
         elif coefficient is None:
-            acting.bandit.train()
+            bandit.train()
         elif not 0 <= coefficient <= 1:
             raise ValueError(f"coefficient must lie in [0, 1], got {coefficient}.")
 
     def episodes(self, number: int, max_steps: int | None) -> Iterator[Episode]:
-        env = self.acting.env
-        known = self._counters()
-        now, came_from = env.reset(), None
+        env, now = self.acting.env, None
         for _ in range(number):
+            if now is None:
+                self._calls = self._count()
+                now = env.reset()
             moments: list[Moment] = []
             action, ended = None, False
             while not ended and (max_steps is None or len(moments) < max_steps):
@@ -262,41 +246,33 @@ class _Player:
                     carried = now[keys.COEFFICIENT]
                     now[keys.COEFFICIENT] = torch.full_like(carried, self.coefficient)
                 acted = self.acting.policy(now)
-                text, key = self._describe(acted, action)
-                came_from, known = self._source(acted, key, known)
+                seen = read_row(acted, 0, self.describer.in_keys)
+                self.describer.observe(0, seen, action, reset=action is None)
+                request = self.describer.request(0, seen)
+                came_from = self._source(acted, request.cache_key)
                 stepped, now = env.step_and_maybe_reset(acted)
-                moments.append(self._moment(stepped, text, came_from))
+                moments.append(self._moment(stepped, request.description, came_from))
                 action = moments[-1].action
                 ended = bool(stepped["next", "done"].any())
             yield Episode(tuple(moments), bool(ended and stepped["next", "success"].any()))
             if not ended:
-                known = self._counters()
-                now = env.reset()
+                now = None
 
-    def _describe(self, td: TensorDictBase, action: int | None) -> tuple[str, str]:
-        seen = read_row(td, 0, self.describer.in_keys)
-        self.describer.observe(0, seen, action, reset=action is None)
-        request = self.describer.request(0, seen)
-        return request.description, request.cache_key
+    def _count(self) -> float:
+        return 0.0 if self.acting.service is None else self.acting.service.stats()["calls"]
 
-    def _counters(self) -> dict[str, float]:
-        return {} if self.acting.service is None else self.acting.service.stats()
-
-    def _source(
-        self, td: TensorDictBase, key: str, before: dict[str, float]
-    ) -> tuple[str, dict[str, float]]:
-        """Tell where the advice of this step came from, and how many calls there were."""
-        after, service = self._counters(), self.acting.service
-        if service is None:
-            return "none", after
+    def _source(self, td: TensorDictBase, key: str) -> str:
+        """Tell where the advice of this step came from."""
+        before, self._calls = self._calls, self._count()
+        if self.acting.service is None:
+            return "none"
         if bool(td[keys.MASK].any()):
-            if after["calls"] > before["calls"]:
-                return "call", after
-            own = service.lookup(key) is not None
-            return ("cache" if own else "abstract state"), after
+            if self._calls > before:
+                return "call"
+            return "abstract state" if self.acting.service.lookup(key) is None else "cache"
         origin = td.get(keys.ORIGIN, None)
         learned = origin is not None and bool((origin == keys.ORIGIN_PRIOR_NET).any())
-        return ("PriorNet" if learned else "none"), after
+        return "PriorNet" if learned else "none"
 
     def _moment(self, td: TensorDictBase, text: str, source: str) -> Moment:
         actor = self.acting.lore_actor

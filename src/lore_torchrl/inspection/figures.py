@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lore_torchrl.inspection.episodes import Episode, Recording
+from lore_torchrl.inspection.episodes import SOURCES, Episode, Recording
 
 try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,22 +19,15 @@ except ImportError as err:
     ) from err
 
 _BARS = {"policy π_wm": "#4c72b0", "advice ρ": "#dd8452", "mix π_mix": "#55a868"}
-_SOURCE_COLORS = {
-    **{"none": "#cccccc", "call": "#c44e52", "cache": "#dd8452"},
-    **{"abstract state": "#ccb974", "PriorNet": "#8172b3"},
-}
+_SOURCE_COLORS = dict(
+    zip(SOURCES, ("#cccccc", "#c44e52", "#dd8452", "#ccb974", "#8172b3"), strict=True)
+)
 
 
 def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
-    """Draw one step: the frame, the three policies as bars, and the numbers.
+    """Draw a step of an episode: the frame, the three policies as bars, and the numbers.
 
-    Args:
-        recording: What was played.
-        episode: Index of the episode.
-        step: Index of its step.
-
-    Returns:
-        uint8 ``[360, 720, 3]``.
+    Returned is uint8 ``[360, 720, 3]``.
     """
     moments = recording.episodes[episode].moments
     moment = moments[step]
@@ -72,14 +65,7 @@ def draw(recording: Recording, episode: int, step: int) -> np.ndarray:
 
 
 def save_video(path: Path, pictures: Sequence[np.ndarray], *, steps_per_s: float) -> None:
-    """Write pictures as an animated GIF or, with ``imageio-ffmpeg``, as an MP4.
-
-    Args:
-        path: File that ends in ``.gif`` or ``.mp4``.
-        pictures: uint8 ``[H, W, 3]`` each, of one size.
-
-    Keyword Args:
-        steps_per_s: Pictures a second.
+    """Write pictures, uint8 ``[H, W, 3]`` of one size, as an animated GIF or an MP4, by the suffix.
 
     Raises:
         ImportError: If an MP4 is asked for without ``imageio-ffmpeg``.
@@ -98,11 +84,7 @@ def save_video(path: Path, pictures: Sequence[np.ndarray], *, steps_per_s: float
 
 
 def require_mp4() -> Callable:
-    """Return ``imageio_ffmpeg.write_frames``.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """Return ``imageio_ffmpeg.write_frames``, or raise ``ImportError`` if it is not installed."""
     try:
         from imageio_ffmpeg import write_frames
     except ImportError as err:
@@ -115,10 +97,7 @@ def require_mp4() -> Callable:
 def save_sheets(folder: str | Path, name: str, pictures: Sequence[np.ndarray]) -> list[Path]:
     """Write pictures side by side as PNG files, eight rows of three a sheet.
 
-    Args:
-        folder: Where they go.
-        name: Start of their names.
-        pictures: uint8 ``[H, W, 3]`` each, of one size.
+    They are uint8 ``[H, W, 3]`` each, of one size; ``name`` begins the names of the files.
     """
     height, width = pictures[0].shape[:2]
     paths, columns, whole = [], 3, 24
@@ -136,12 +115,7 @@ def save_sheets(folder: str | Path, name: str, pictures: Sequence[np.ndarray]) -
 
 
 def save_timeline(path: str | Path, episode: Episode) -> Path:
-    """Draw an episode over its steps: weight and source of advice, uncertainty, KL, value.
-
-    Args:
-        path: The file; its suffix tells matplotlib the type.
-        episode: What was played.
-    """
+    """Draw an episode over its steps: weight and source of advice, uncertainty, KL, value."""
     moments = episode.moments
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     weight, uncertainty, rest = figure.subplots(3, 1, sharex=True)

@@ -55,11 +55,7 @@ choose();
 def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
     """Play episodes and write video, sheets, timeline and page into ``config.output``.
 
-    Args:
-        config: What to play and how to show it.
-
-    Returns:
-        What was played, and the path of the page.
+    Returned are what was played, and the path of the page.
 
     Raises:
         ImportError: If an MP4 is asked for and its encoder is not installed.
@@ -68,16 +64,8 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
     c = config
     if c.video == "mp4":
         require_mp4()
-    recording = play(
-        c.checkpoint,
-        episodes=c.episodes,
-        calls=c.calls,
-        coefficient=c.coefficient,
-        seed=c.seed,
-        deterministic=c.deterministic,
-        max_steps=c.max_steps,
-        trust=c.trust,
-    )
+    names = ("episodes", "calls", "coefficient", "seed", "deterministic", "max_steps", "trust")
+    recording = play(c.checkpoint, **{name: getattr(c, name) for name in names})
     output = Path(c.output)
     output.mkdir(parents=True, exist_ok=True)
     pictures, timelines = [], []
@@ -100,11 +88,8 @@ def write_page(
 ) -> Path:
     """Write one self-contained HTML file with a slider over the steps of each episode.
 
-    Args:
-        path: The file.
-        recording: What was played.
-        pictures: For each episode, one PNG for each step: see :func:`to_png`.
-        timelines: For each episode, its timeline as a PNG file.
+    For each episode, ``pictures`` holds one PNG for each step, as of :func:`to_png`, and
+    ``timelines`` its timeline as a PNG file.
     """
     data = [
         {
