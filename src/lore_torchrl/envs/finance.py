@@ -56,11 +56,8 @@ class FinancialRegimes:
     Args:
         env_id: A name for logs. Default: ``"FinancialRegimes"``.
 
-    Keyword Args:
-        max_steps, window, regimes, regime_days, cost, initial_price: As of
-            :class:`RegimeSwitchingEnv`, with the same defaults, which ``None`` stands for in
-            ``max_steps`` and ``regimes``.
-        calm_confidence: As of :class:`MomentumPlanner`. Default: ``1.0``.
+    ``calm_confidence`` is as of :class:`MomentumPlanner`, the other keywords are as of
+    :class:`RegimeSwitchingEnv`, with the same defaults, ``None`` standing for them.
 
     Raises:
         ValueError: If a setting is out of range.

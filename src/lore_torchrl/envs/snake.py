@@ -161,10 +161,7 @@ class Snake(GymAdapter):
         env_id: A name for logs. Default: ``"Snake"``.
 
     Success is to have eaten all apples; with ``poison``, to live to the step limit without
-    eating one.
-
-    Keyword Args:
-        max_steps, size, apples, poison, enemy: As of :class:`SnakeEnv`, with the same defaults.
+    eating one. The keywords are as of :class:`SnakeEnv`, with the same defaults.
     """
 
     def __init__(

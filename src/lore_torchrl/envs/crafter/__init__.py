@@ -22,9 +22,8 @@ class Crafter(GymAdapter):
     Args:
         env_id: A name for logs. Default: ``"Crafter"``.
 
-    Keyword Args:
-        max_steps, observe, area: As of :class:`CrafterEnv`, with the same defaults.
-        goal: Achievement that counts as success. Default: ``"make_wood_pickaxe"``.
+    ``max_steps``, ``observe`` and ``area`` are as of :class:`CrafterEnv`, with the same defaults;
+    ``goal`` is the achievement that counts as success.
 
     Raises:
         ValueError: If ``goal`` is no achievement, or as :class:`CrafterEnv` does.
