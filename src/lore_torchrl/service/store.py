@@ -89,9 +89,6 @@ def patience(seconds: float) -> Iterator[None]:
 
     It bounds all waits of the block together, and only shortens what an outer block or a
     store's ``busy_timeout_s`` allows. With 0 the thread tries once and never waits.
-
-    Args:
-        seconds: Longest wait.
     """
     outer = getattr(_waiting, "until", math.inf)
     _waiting.until = min(outer, time.monotonic() + seconds)
@@ -102,30 +99,17 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 class SharedLock:
-    """A re-entrant lock whose copies, pickles and forked children start free.
-
-    An ordinary lock cannot be pickled, and one that another thread holds during a fork
-    stays closed in the child, where that thread does not exist.
-    """
+    """A re-entrant lock whose copies, pickles and forked children start free."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.inner = threading.RLock()
         _locks.add(self)
 
-    def __enter__(self) -> SharedLock:
-        self._lock.acquire()
-        return self
+    def __enter__(self) -> None:
+        self.inner.acquire()
 
     def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
-
-    def acquire(self, *, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds, and return whether the lock is held now."""
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        """Release what :meth:`acquire` took."""
-        self._lock.release()
+        self.inner.release()
 
     def __reduce__(self) -> tuple[type[SharedLock], tuple[()]]:
         return SharedLock, ()
@@ -135,10 +119,10 @@ class AdviceStore:
     """A SQLite file for what must outlive the process: calls spent and answers bought.
 
     The file is opened at its first use in each process, in WAL mode, so that readers
-    never wait for writers. Each change is one short transaction that has reached the
-    disk when it returns: a process that is killed at any moment leaves all of it or
-    nothing. Threads may share a store. A copy, a pickle and a forked child open the
-    file again. Put it on a local disk: SQLite's locks do not hold on network ones.
+    never wait for writers. Each change has reached the disk when it returns: a process
+    that is killed leaves all of it or nothing. Threads may share a store. A copy, a pickle
+    and a forked child open the file again. Put it on a local disk: SQLite's locks do not
+    hold on network ones.
 
     Args:
         path: The file; it and its folder are made where they are missing.
@@ -148,33 +132,19 @@ class AdviceStore:
     Raises:
         ValueError: If ``path`` is a folder or ``":memory:"``, or ``busy_timeout_s`` is
             not a positive finite number.
-
-    Examples:
-        >>> import tempfile
-        >>> from lore_torchrl.service.budget import CallBudget
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> store = AdviceStore(f"{folder.name}/advice.sqlite")
-        >>> CallBudget(10, store=store).spend(3)
-        >>> CallBudget(10, store=store).remaining
-        7
-        >>> store.close()
-        >>> folder.cleanup()
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
         if str(path) in ("", ":memory:"):
             raise ValueError(
-                f"AdviceStore needs a file, got path={str(path)!r}. To keep nothing beyond the "
-                "process, pass store=None to budget and cache."
+                f"AdviceStore needs a file, got path={str(path)!r}. For memory use store=None."
             )
         # A worker may have another working directory.
         self.path = Path(path).expanduser().absolute()
         if self.path.is_dir():
             raise ValueError(f"AdviceStore needs a file, got the folder {self.path}. Name a file.")
         if not (math.isfinite(busy_timeout_s) and busy_timeout_s > 0):
-            raise ValueError(
-                f"busy_timeout_s must be a positive number of seconds, got {busy_timeout_s}."
-            )
+            raise ValueError(f"busy_timeout_s must be positive seconds, got {busy_timeout_s}.")
         self.busy_timeout_s = busy_timeout_s
         # A look-up in an environment's step must not queue behind a commit of the
         # thread that asks, so reading has a connection of its own.
@@ -195,15 +165,7 @@ class AdviceStore:
         self.close()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of one query.
-
-        Args:
-            sql: One ``SELECT``.
-            parameters: Values of its placeholders. Default: none.
-
-        Raises:
-            StoreError: If the file cannot be read.
-        """
+        """Return all rows of one query; raises :class:`StoreError`."""
         with self._use("read") as connection:
             return connection.execute(sql, parameters).fetchall()
 
@@ -211,26 +173,14 @@ class AdviceStore:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Open one transaction that excludes every other writer, for a ``with`` block.
 
-        It is on disk when the block is left, and undone if the block raises. Keep the
-        block short, and neither wait nor ask anyone within it.
-
-        Yields:
-            The connection to read and write through.
+        It is on disk when the block is left, and undone if the block raises.
 
         Raises:
             StoreBusyError: If others write for longer than this thread waits.
             StoreError: If the file cannot be written.
         """
-        with self._use("write") as connection:
-            try:
-                # At once for writing: a lock taken only at the first change could find
-                # that another process has changed what was read.
-                connection.execute("BEGIN IMMEDIATE")
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+        with self._use("write") as connection, _transaction(connection):
+            yield connection
 
     def close(self) -> None:
         """Close the file in this process. A later use opens it again."""
@@ -245,7 +195,8 @@ class AdviceStore:
     def _use(self, use: str) -> Iterator[sqlite3.Connection]:
         """Hold the connection for one use, within this thread's patience."""
         until = time.monotonic() + self._patience_s
-        if not self._locks[use].acquire(timeout=self._patience_s):
+        lock = self._locks[use].inner
+        if not lock.acquire(timeout=self._patience_s):
             raise self._busy("another thread of this process is using it")
         try:
             if use not in self._connections:
@@ -261,7 +212,7 @@ class AdviceStore:
                 "on a local disk with room."
             ) from error
         finally:
-            self._locks[use].release()
+            lock.release()
 
     @property
     def _patience_s(self) -> float:
@@ -324,18 +275,13 @@ class AdviceStore:
     def _migrate(self, connection: sqlite3.Connection) -> None:
         if self._version(connection) == len(_MIGRATIONS):
             return
-        try:
-            connection.execute("BEGIN IMMEDIATE")
+        with _transaction(connection):
             # Asked again: another process may have been first.
             for version in range(self._version(connection), len(_MIGRATIONS)):
                 for statement in _MIGRATIONS[version]:
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
 
     def _version(self, connection: sqlite3.Connection) -> int:
         version = _value(connection, "PRAGMA user_version")
@@ -345,6 +291,19 @@ class AdviceStore:
                 f"{len(_MIGRATIONS)}. Upgrade lore-torchrl, or name another file."
             )
         return version
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        # At once for writing: a lock taken only at the first change could find
+        # that another process has changed what was read.
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _wait_until(connection: sqlite3.Connection, until: float) -> None:
@@ -368,25 +327,21 @@ def _before_fork() -> None:
     # In a child that has the file open SQLite's record of its locks would be wrong, and
     # another process might delete a log that the child still writes to. So no connection
     # is open during a fork.
-    _forking.held = held = ExitStack()
+    _forking.held = ExitStack()
     for store in list(_stores):
-        held.enter_context(store._locks["write"])
-        held.enter_context(store._locks["read"])
+        for lock in (store._locks["write"], store._locks["read"]):
+            _forking.held.enter_context(lock)
         store.close()
-
-
-def _after_fork_in_parent() -> None:
-    _forking.held.close()
 
 
 def _after_fork_in_child() -> None:
     for lock in list(_locks):
-        lock._lock = threading.RLock()
+        lock.inner = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
+        after_in_parent=lambda: _forking.held.close(),
         after_in_child=_after_fork_in_child,
     )
