@@ -33,19 +33,16 @@ class DamagedLedgerError(StoreError):
 
 
 class Spent(NamedTuple):
-    """What a ledger holds.
-
-    Args:
-        calls: Calls made.
-        tokens: Tokens that answers have reported.
-        cost: Money that answers have cost, in the currency of the configured prices.
-        refunds: Calls given back since no server took a byte of them.
-    """
+    """What a ledger holds; ``refunds`` are the calls of which no server took a byte."""
 
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
     refunds: int = 0
+
+    def plus(self, more: Spent) -> Spent:
+        """Return the sum of both."""
+        return Spent(*(a + b for a, b in zip(self, more, strict=True)))
 
 
 class CallBudget:
@@ -97,25 +94,14 @@ class CallBudget:
         store: AdviceStore | None = None,
         ledger: str = "default",
     ) -> None:
-        if isinstance(total, bool) or not isinstance(total, int) or total < 0:
-            raise ValueError(
-                f"CallBudget needs a whole number of calls of at least 0, got total={total!r}. "
-                "Use 0 for a run without calls."
-            )
-        if max_tokens is not None and (
-            isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1
-        ):
-            raise ValueError(
-                f"max_tokens must be a whole number of at least 1, got {max_tokens!r}. "
-                "Use None for no limit, and total=0 for a run without calls."
-            )
+        if type(total) is not int or total < 0:
+            raise ValueError(f"CallBudget needs a whole number of calls >= 0, got total={total!r}.")
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise ValueError(f"max_tokens must be a whole number >= 1 or None, got {max_tokens!r}.")
         if max_cost is not None and not (
-            isinstance(max_cost, (int, float)) and math.isfinite(max_cost) and max_cost > 0
+            isinstance(max_cost, (int, float)) and 0 < max_cost < math.inf
         ):
-            raise ValueError(
-                f"max_cost must be a finite number above 0, got {max_cost!r}. "
-                "Use None for no limit, and total=0 for a run without calls."
-            )
+            raise ValueError(f"max_cost must be a finite number > 0 or None, got {max_cost!r}.")
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost
@@ -132,13 +118,12 @@ class CallBudget:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.store is None:
             raise TypeError(
-                "A CallBudget in memory cannot be copied or sent to another process: each copy "
-                "would spend its calls again. Share one ledger by a file: CallBudget(total, "
-                "store=AdviceStore(path)), in the configuration lore.calls.store=<path>."
+                "A copy of a CallBudget in memory would spend its calls again. Share one ledger "
+                "by a file: CallBudget(total, store=AdviceStore(path)), in the configuration "
+                "lore.calls.store=<path>."
             )
-        limits = {"max_tokens": self.max_tokens, "max_cost": self.max_cost}
-        make = partial(CallBudget, self.total, **limits, store=self.store, ledger=self.ledger)
-        return make, ()
+        names = ("max_tokens", "max_cost", "store", "ledger")
+        return partial(CallBudget, self.total, **{name: vars(self)[name] for name in names}), ()
 
     @property
     def spent(self) -> int:
@@ -165,8 +150,12 @@ class CallBudget:
         """Calls that are left, never below 0; 0 when tokens or money are used up."""
         return self._left(self._read())
 
+    def _owe(self, more: Spent) -> None:
+        with self._lock:
+            self._owed = self._owed.plus(more)
+
     def _read(self) -> Spent:
-        return _sum(self._ledger.read(), self._owed)
+        return self._ledger.read().plus(self._owed)
 
     @contextmanager
     def _change(self) -> Iterator[Any]:
@@ -180,9 +169,7 @@ class CallBudget:
                     ledger.add(owed)
                 yield ledger
         except BaseException:
-            # The transaction was undone.
-            with self._lock:
-                self._owed = _sum(self._owed, owed)
+            self._owe(owed)  # the transaction was undone
             raise
 
     def _left(self, spent: Spent) -> int:
@@ -211,16 +198,10 @@ class CallBudget:
                 ledger.add(Spent(calls=n))
         # Outside: an exception would undo what was owed and is entered now.
         if n > left:
-            raise BudgetExceededError(
-                f"{n} calls asked for, {left} of {self.total} left. "
-                "Check `remaining` before spending, or use `spend_up_to`."
-            )
+            raise BudgetExceededError(f"{n} calls asked for, {left} of {self.total} left.")
 
     def spend_up_to(self, n: int) -> int:
         """Take ``n`` calls, or as many as are left, in one step.
-
-        Unlike a look at :attr:`remaining` and a :meth:`spend` it leaves no moment in which
-        another process could take what was seen.
 
         Args:
             n: Calls wanted, at least 0.
@@ -256,18 +237,21 @@ class CallBudget:
             ValueError: If ``n`` is negative.
         """
         _check_n(n)
+
+        def given_back(spent: Spent) -> Spent:
+            if not sent:
+                return Spent(calls=-n)
+            most = min(n, max(0, self.total - spent.refunds))
+            return Spent(calls=-most, refunds=most)
+
         try:
             with self._change() as ledger:
-                n = self._refundable(n, ledger.read(), sent=sent)
-                ledger.add(Spent(calls=-n, refunds=n if sent else 0))
+                change = given_back(ledger.read())
+                ledger.add(change)
         except StoreBusyError:
-            n = self._refundable(n, self._read(), sent=sent)
-            with self._lock:
-                self._owed = _sum(self._owed, Spent(calls=-n, refunds=n if sent else 0))
-        return n
-
-    def _refundable(self, n: int, spent: Spent, *, sent: bool) -> int:
-        return min(n, max(0, self.total - spent.refunds)) if sent else n
+            change = given_back(self._read())
+            self._owe(change)
+        return -change.calls
 
     def settle(self, usage: Usage) -> None:
         """Add what an answer has cost; also for a failed one that was charged.
@@ -287,22 +271,15 @@ class CallBudget:
         )
         cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
         if tokens or cost:
-            with self._lock:
-                self._owed = _sum(self._owed, Spent(tokens=tokens, cost=cost))
+            self._owe(Spent(tokens=tokens, cost=cost))
             with self._change():
                 pass  # it enters what is owed
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
-        spent = self._read()
-        return {
-            "spent": spent.calls,
-            "tokens": spent.tokens,
-            "cost": spent.cost,
-            "refunds": spent.refunds,
-            "own_calls": self.own_calls,
-            "run": self._ledger.run,
-        }
+        spent = self._read()._asdict()
+        run = {"own_calls": self.own_calls, "run": self._ledger.run}
+        return {"spent": spent.pop("calls"), **spent, **run}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what was spent.
@@ -316,23 +293,15 @@ class CallBudget:
         Raises:
             StoreError: If the store cannot be written.
         """
-        spent = int(state["spent"])
-        saved = Spent(
-            spent,
-            int(state.get("tokens", 0)),
-            float(state.get("cost", 0.0)),
-            int(state.get("refunds", 0)),
-        )
-        self._ledger.restore(saved, int(state.get("own_calls", spent)), state.get("run"))
+        spent = state["spent"]
+        others = {name: state.get(name, 0) for name in Spent._fields[1:]}
+        own = state.get("own_calls", spent)
+        self._ledger.restore(Spent(spent, **others), own, state.get("run"))
 
 
 def _check_n(n: int) -> None:
     if n < 0:
         raise ValueError(f"A number of calls must not be negative, got n={n}.")
-
-
-def _sum(one: Spent, other: Spent) -> Spent:
-    return Spent(*(a + b for a, b in zip(one, other, strict=True)))
 
 
 class _MemoryLedger:
@@ -357,7 +326,7 @@ class _MemoryLedger:
             yield self
 
     def add(self, more: Spent) -> None:
-        self._spent = _sum(self._spent, more)
+        self._spent = self._spent.plus(more)
         self._own += more.calls
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
@@ -381,9 +350,7 @@ class _StoreLedger:
     def read(self) -> Spent:
         try:
             with patience(0.0):
-                rows = self._store.read(_READ, (self._name,))
-            with self._naming_damage():
-                self._last = _spent(rows)
+                self._last = self._spent(self._store.read(_READ, (self._name,)))
         except (StoreBusyError, DamagedLedgerError):
             # What was read last will do to look at: spending asks the file itself.
             self._last = self._last or Spent()
@@ -394,36 +361,33 @@ class _StoreLedger:
         return self._last
 
     def own(self) -> int:
-        if self.run is not None:
-            try:
-                with patience(0.0):
-                    rows = self._store.read(_READ_RUN, (self.run, self._name))
-            except StoreError:
-                return self._last_own
-            if rows and isinstance(rows[0][0], int):
-                self._last_own = rows[0][0]
+        with suppress(StoreError), patience(0.0):
+            for (calls,) in self._store.read(_READ_RUN, (self.run, self._name)):
+                if isinstance(calls, int):
+                    self._last_own = calls
         return self._last_own
 
     @contextmanager
     def change(self) -> Iterator[_OpenRow]:
         with self._store.write() as connection:
-            row = _OpenRow(connection, self._name, self.run)
+            row = _OpenRow(self, connection)
             # Before any sum: SQLite takes a text for 0.
-            with self._naming_damage():
-                row.read()
+            row.read()
             yield row
         # Not before the transaction is through: a row undone is no row.
         self.run = row.run
 
-    @contextmanager
-    def _naming_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            raise DamagedLedgerError(
-                f"{self._store.path}: the ledger {self._name!r} is damaged ({error}). No call is "
-                "made, since nobody knows what was spent. Mend its row, or name another ledger."
-            ) from error
+    def _spent(self, rows: list[tuple[Any, ...]]) -> Spent:
+        spent = Spent(*rows[0]) if rows else Spent()
+        for name, value in spent._asdict().items():
+            kind = (int, float) if name == "cost" else int
+            if not isinstance(value, kind) or not 0 <= value < math.inf:
+                raise DamagedLedgerError(
+                    f"{self._store.path}: the ledger {self._name!r} is damaged "
+                    f"({name}={value!r:.40}). No call is made, since nobody knows what was spent. "
+                    "Mend its row, or name another ledger."
+                )
+        return spent
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
         self._last, self._last_own = saved, own
@@ -436,31 +400,30 @@ class _StoreLedger:
 class _OpenRow:
     """The rows within one transaction: nobody else writes until that ends."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str, run: int | None) -> None:
-        self.run = run
-        self._connection = connection
-        self._name = name
+    def __init__(self, ledger: _StoreLedger, connection: sqlite3.Connection) -> None:
+        self.run = ledger.run
+        self._ledger = ledger
+        self._execute = connection.execute
 
     def read(self) -> Spent:
-        return _spent(self._connection.execute(_READ, (self._name,)).fetchall())
+        return self._ledger._spent(self._execute(_READ, (self._ledger._name,)).fetchall())
 
     def enter(self, more: Spent) -> None:
         """Add to the ledger alone."""
-        self._connection.execute(_ADD, (self._name, *more))
+        self._execute(_ADD, (self._ledger._name, *more))
 
     def add(self, more: Spent) -> None:
         """Add to the ledger and to this run's calls."""
         self.enter(more)
         if self.run is None:
             self.resume(None, 0)
-        self._connection.execute(_ADD_RUN, (more.calls, self.run))
+        self._execute(_ADD_RUN, (more.calls, self.run))
 
     def resume(self, run: int | None, own: int) -> None:
         """Go on with a run's row, or with a new one where this file does not have it."""
-        rows = self._connection.execute(_READ_RUN, (run, self._name)).fetchall()
-        if not rows:
-            run = self._connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
         self.run = run
+        if not self._execute(_READ_RUN, (run, self._ledger._name)).fetchall():
+            self.run = self._execute(_BEGIN_RUN, (self._ledger._name, own)).lastrowid
 
 
 _READ = "SELECT calls, tokens, cost, refunds FROM ledger WHERE name = ?"
@@ -475,13 +438,3 @@ _ADD = """
 _READ_RUN = "SELECT calls FROM runs WHERE id = ? AND ledger = ?"
 _BEGIN_RUN = "INSERT INTO runs (ledger, calls) VALUES (?, ?)"
 _ADD_RUN = "UPDATE runs SET calls = calls + ? WHERE id = ?"
-
-
-def _spent(rows: list[tuple[Any, ...]]) -> Spent:
-    if not rows:
-        return Spent()
-    for name, value in zip(Spent._fields, rows[0], strict=True):
-        kind = (int, float) if name == "cost" else int
-        if not isinstance(value, kind) or not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r:.40}")
-    return Spent(*rows[0])
