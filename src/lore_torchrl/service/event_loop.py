@@ -32,18 +32,7 @@ class _DaemonThreads(ThreadPoolExecutor):
 
 
 class EventLoopThread:
-    """An event loop of its own, so that it works where one is already running (Jupyter).
-
-    Examples:
-        >>> async def answer():
-        ...     return 42
-        >>> worker = EventLoopThread()
-        >>> worker.submit(answer()).result()
-        42
-        >>> worker.stop()
-        >>> worker.usable
-        False
-    """
+    """An event loop of its own, so that it works where one is already running (Jupyter)."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -61,22 +50,14 @@ class EventLoopThread:
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
-        """Run a coroutine in the thread.
-
-        Args:
-            coroutine: What to run.
-
-        Returns:
-            Its future.
-        """
+        """Run a coroutine in the thread, and return its future."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self, *, wait: bool = True) -> None:
-        """Cancel what runs and end the thread.
+        """Cancel what runs and end the thread; ``wait`` up to a second for its end.
 
-        Keyword Args:
-            wait: Whether to wait up to a second for the end. A thread that a coroutine
-                blocks is left behind; as a daemon it does not hold up the process.
+        A thread that a coroutine blocks is left behind; as a daemon it does not hold up the
+        process.
         """
         if not self.usable or self._loop.is_closed():
             return

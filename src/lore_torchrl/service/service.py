@@ -18,13 +18,19 @@ from typing import Any, Literal, NamedTuple
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import FatalAdviceError, Sending, StoppedError, Usage
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    FatalAdviceError,
+    Sending,
+    StoppedError,
+    Usage,
+)
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
-from lore_torchrl.service.outcomes import CallCounters, Failure, Outcome, judge
+from lore_torchrl.service.outcomes import CallCounters, Outcome, judge
 from lore_torchrl.service.policy import CallPolicy, StepSignals
 from lore_torchrl.service.store import StoreError, patience
 from lore_torchrl.service.tickets import Ticket, TicketTable
@@ -33,12 +39,9 @@ from lore_torchrl.service.tickets import Ticket, TicketTable
 # while it keeps a batch's answers.
 _PAY_WAIT_S = {"blocking": 0.2, "async": 0.02}
 _KEEP_WAIT_S = 0.2
-# Seconds that an advisor gets beyond its deadline to react to its cancellation.
-_GRACE_S = 0.5
-# Seconds that it gets to close its connections.
-_CLOSE_S = 1.0
-# Seconds that all answers in flight get together after `stop_asking`.
-_LAST_S = 1.0
+# Seconds that an advisor gets beyond its deadline to react to its cancellation, and to close
+# its connections; and that all answers in flight get together after `stop_asking`.
+_GRACE_S, _CLOSE_S, _LAST_S = 0.5, 1.0, 1.0
 
 
 class Query(NamedTuple):
@@ -122,14 +125,6 @@ class AdviceService:
         >>> with AdviceService(Right(), budget=CallBudget(10)) as service:
         ...     service.ask([request])[0].advice.logits
         (0.0, 3.0)
-        >>> service.lookup("wall").logits
-        (0.0, 3.0)
-        >>> service.budget.remaining
-        9
-        >>> with AdviceService(Right(), budget=CallBudget(10), mode="async") as service:
-        ...     replies, left = service.ask([request]), service.drain(5.0)
-        ...     service.answers([replies[0].advice_id])
-        {1: Advice(logits=(0.0, 3.0), confidence=1.0)}
     """
 
     def __init__(
@@ -144,24 +139,16 @@ class AdviceService:
         max_in_flight: int = 16,
     ) -> None:
         if not callable(getattr(advisor, "advise", None)):
-            raise TypeError(
-                f"AdviceService needs an advisor with an async `advise`, got {advisor!r}."
-            )
+            raise TypeError(f"AdviceService needs an advisor with `advise`, got {advisor!r}.")
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
-            raise ValueError(
-                f"The policy counts on {policy.budget!r}, the service would spend from "
-                f"{budget!r}. Give both the same CallBudget object."
-            )
+            raise ValueError("Give the policy and the service the same CallBudget object.")
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         if mode not in ("blocking", "async"):
             raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
         if max_in_flight < 1:
-            raise ValueError(
-                f"max_in_flight must be at least 1, got {max_in_flight}. To make no calls, use "
-                "CallBudget(0)."
-            )
+            raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}.")
         self.advisor = advisor
         self.budget = budget
         self.policy = policy
@@ -192,19 +179,12 @@ class AdviceService:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "async":
             raise TypeError(
-                "An AdviceService in async mode cannot be pickled: its late answers would not "
-                "reach the replay rows of another process. Use mode='blocking' there."
+                "The late answers of an AdviceService in async mode would not reach the replay "
+                "rows of another process. Use mode='blocking' to pickle it."
             )
-        make = partial(
-            AdviceService,
-            self.advisor,
-            budget=self.budget,
-            policy=self.policy,
-            cache=self.cache,
-            timeout_s=self.timeout_s,
-            max_in_flight=self.max_in_flight,
-        )
-        return make, ()
+        names = ("budget", "policy", "cache", "timeout_s", "max_in_flight")
+        settings = {name: getattr(self, name) for name in names}
+        return partial(AdviceService, self.advisor, **settings), ()
 
     @property
     def errors(self) -> Counter[str]:
@@ -233,14 +213,12 @@ class AdviceService:
         candidates: dict[int, int] = {}  # from a row to its query
         served: list[int] = []
         for place, query in enumerate(queries):
+            keys = self._prefixed(query.key), self._prefixed(query.abstract_state)
             if query.no_op is not None:
-                self.cache.filter_no_op(self._prefixed(query.key), query.no_op)
+                self.cache.filter_no_op(keys[0], query.no_op)
             reply = self._find(query, count=armed)
             replies.append(reply)
-            if not armed:
-                continue
             known = reply.advice is not None
-            keys = self._prefixed(query.key), self._prefixed(query.abstract_state)
             if not reply.advice_id and self.cache.wants(*keys, known=known):
                 candidates[query.row] = place
             elif known or reply.advice_id:
@@ -256,16 +234,14 @@ class AdviceService:
             served=served,
             situations=situations,
         )
-        if chosen:
-            bought = self._buy([queries[candidates[row]] for row in chosen])
-            for place in candidates.values():
-                if (reply := bought.get(queries[place].key)) is None:
-                    continue
-                if reply.advice is None and replies[place].advice is not None:
-                    reply = replies[place]._replace(
-                        advice_id=reply.advice_id, fallback=bool(reply.advice_id)
-                    )
-                replies[place] = reply
+        bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
+        for place in candidates.values():
+            reply, known = bought.get(queries[place].key), replies[place].advice
+            if reply is None:
+                continue
+            if reply.advice is None and known is not None:
+                reply = Reply(reply.advice_id, known, fallback=bool(reply.advice_id))
+            replies[place] = reply
         return replies
 
     def ask(self, requests: Sequence[AdviceRequest]) -> list[Reply]:
@@ -288,7 +264,7 @@ class AdviceService:
         return [known[query.key] for query in queries]
 
     def lookup(self, key: str) -> Advice | None:
-        """Return the cached advice for exactly this situation, without counting the look-up."""
+        """Return the cached advice for exactly this situation, without counting."""
         return self._find(Query(key, AdviceRequest), count=False).advice
 
     def _find(self, query: Query, *, count: bool) -> Reply:
@@ -305,9 +281,7 @@ class AdviceService:
 
     def _prefixed(self, key: str | None) -> str | None:
         prefix = getattr(self.advisor, "cache_prefix", "")
-        if key is None or not prefix or prefix == self.cache.prefix:
-            return key
-        return f"{prefix}{key}"
+        return key if key is None or prefix == self.cache.prefix else f"{prefix}{key}"
 
     @property
     def _free_places(self) -> int:
@@ -317,8 +291,7 @@ class AdviceService:
     def _may_ask(self) -> bool:
         """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent.
 
-        It is silent if the oldest question waits for more than twice the 95th percentile of
-        the latencies; so the first answer is waited for before a second question.
+        So the first answer is waited for before a second question.
         """
         with self._lock:
             silent = self._tickets.oldest_s > 2.0 * self.counters.latency(0.95)
@@ -406,12 +379,10 @@ class AdviceService:
             return StoppedError("The run is being stopped.")
         except TimeoutError as error:
             # The advisor blocks its loop: abandon both and start new ones next time.
-            future.cancel()
             self._abandon_loop()
             return error
-        except BaseException:
+        finally:
             future.cancel()
-            raise
 
     async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
         """Return the advisor's answers, or what it raised."""
@@ -450,30 +421,33 @@ class AdviceService:
     def _finish(self, tickets: Sequence[Ticket], outcome: Outcome, *, late: bool) -> None:
         with self._lock:
             self.counters.add(outcome, latency_s=tickets[0].age_s, late=late)
-            for ticket, answer in zip(tickets, outcome.answers, strict=True):
-                self._tickets.finish(ticket, answer)
+            for ticket, result in zip(tickets, outcome.results, strict=True):
+                self._tickets.finish(ticket, result if isinstance(result, Advice) else None)
             self._finished.notify_all()
 
     @patience(_KEEP_WAIT_S)
     def _keep(self, tickets: Sequence[Ticket], result: Any) -> Outcome:
         """Put usable answers into the cache, their cost into the ledger."""
         outcome = judge([ticket.request for ticket in tickets], result)
-        failures = iter(outcome.failures)
         # First the answers: a kill in between forgets some tokens rather than paid advice.
-        for ticket, answer in zip(tickets, outcome.answers, strict=True):
-            if answer is not None:
+        for ticket, result in zip(tickets, outcome.results, strict=True):
+            if isinstance(result, Advice):
                 with self._storing():
                     self.cache.put(
                         ticket.cache_key,
-                        answer,
+                        result,
                         abstract_state=ticket.abstract_state,
                         latent=ticket.latent,
                     )
                 self._tell_policy(None, free=False)
-            elif (failure := next(failures, None)) is not None:
-                refunded = self._refund(failure)
+            elif result is not None:
+                refunded = 0
+                # A call that no server saw is given back.
+                if result.sending is not Sending.DONE:
+                    with self._storing():
+                        refunded = self.budget.refund(sent=result.sending is Sending.TRIED)
                 outcome.refunded += refunded
-                self._tell_policy(failure, free=bool(refunded))
+                self._tell_policy(result, free=bool(refunded))
         if outcome.usage != Usage():
             with self._storing():
                 self.budget.settle(outcome.usage)
@@ -481,27 +455,19 @@ class AdviceService:
                 self.counters.usage += outcome.usage
         return outcome
 
-    def _refund(self, failure: Failure) -> int:
-        """Refund the call if no server saw it; return the calls refunded."""
-        if failure.sending is Sending.DONE:
-            return 0
-        with self._storing():
-            return self.budget.refund(sent=failure.sending is Sending.TRIED)
-        return 0
-
-    def _tell_policy(self, failure: Failure | None, *, free: bool) -> None:
+    def _tell_policy(self, failure: AdviceError | None, *, free: bool) -> None:
         """Tell the policy how a call ended, and the log when an outage begins or ends."""
         outage = self.policy.outage
         was_out, steps = outage.out, outage.steps
-        if failure is not None and failure.lasting is None:
+        if failure is None:
+            self.policy.observe_result(ok=True)
+        elif failure.lasting is None:
             self.policy.withdraw_call()
         else:
-            self.policy.observe_result(
-                ok=failure is None, lasting=failure is not None and failure.lasting, free=free
-            )
+            self.policy.observe_result(ok=False, lasting=failure.lasting, free=free)
         if outage.out and not was_out:
             torchrl_logger.warning(
-                f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
+                f"Advice stops ({failure.kind}): {shown(str(failure), 500).rstrip('.')}. The "
                 "run goes on without it. The advisor is tried again with one call after "
                 f"{outage.left} environment steps, then at growing intervals."
             )
@@ -538,14 +504,10 @@ class AdviceService:
             return None if ticket is None else ticket.request
 
     def answers(self, advice_ids: Iterable[int]) -> dict[int, Advice | None]:
-        """Return the answers to questions that are no longer in flight.
+        """Return the answers to questions that are no longer in flight, by their numbers.
 
-        Args:
-            advice_ids: Numbers of questions.
-
-        Returns:
-            From each number that is not in flight to its answer, ``None`` for a question
-            that was lost, or answered more than 1,024 questions ago.
+        The answer is ``None`` for a question that was lost, or answered more than 1,024
+        questions ago.
 
         Raises:
             FatalAdviceError: If the advisor has said that no run should go on.
@@ -572,14 +534,7 @@ class AdviceService:
             raise error
 
     def drain(self, timeout_s: float) -> int:
-        """Wait for the questions in flight.
-
-        Args:
-            timeout_s: Seconds to wait at most.
-
-        Returns:
-            How many are still in flight.
-        """
+        """Wait at most so long for the questions in flight; return how many still are."""
         deadline = time.monotonic() + timeout_s
         if self._end is not None:
             deadline = min(deadline, self._end)
@@ -602,10 +557,7 @@ class AdviceService:
     def close(self, *, drain_s: float = 0.0) -> None:
         """Close advisor and thread, within ``drain_s`` and about two seconds.
 
-        A later question starts them again.
-
-        Keyword Args:
-            drain_s: Seconds to wait for what is in flight; the rest is lost. Default: ``0.0``.
+        What is in flight after ``drain_s`` is lost. A later question starts them again.
         """
         self.drain(drain_s)
         with self._lock:
@@ -614,7 +566,7 @@ class AdviceService:
         if worker is None:
             return
         aclose = getattr(self.advisor, "aclose", None)
-        if callable(aclose) and worker.usable:
+        if aclose is not None and worker.usable:
             try:
                 # In the loop that its connections belong to.
                 worker.submit(aclose()).result(_CLOSE_S)
@@ -685,9 +637,6 @@ class AdviceService:
         What was in flight then is lost: paid for, never answered. So is what a durable ledger
         has of this run from after the checkpoint. An advisor of another kind than the saved
         one starts fresh, with a warning.
-
-        Args:
-            state: What :meth:`state_dict` returned.
         """
         self.restored = True
         self.budget.load_state_dict(state["budget"])
@@ -700,8 +649,8 @@ class AdviceService:
             # Made after the checkpoint, by a process that was killed.
             since = max(0, self.budget.own_calls - self.counters.calls)
             self.counters.calls += since
-            self.counters.lost += int(state["in_flight"]) + since
-            self._last_id = int(state["last_id"])
+            self.counters.lost += state["in_flight"] + since
+            self._last_id = state["last_id"]
         if "advisor" not in state or not hasattr(self.advisor, "load_state_dict"):
             return
         # Earlier checkpoints do not name the kind.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,27 +15,17 @@ _MAX_DONE = 1_024
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One question that was paid for.
-
-    Args:
-        advice_id: Its number, from 1 on.
-        request: The question; without its picture once it is done.
-        cache_key: Where the answer will be cached, with the prefix of the model and prompt
-            that were asked.
-        abstract_state: Abstract state that the answer will serve. Default: none.
-        latent: Latent ``[D]`` near which the answer will serve. Default: none.
-        started: Clock at which it was asked, seconds. Default: now.
-        done: Whether it was answered or given up. Default: ``False``.
-        answer: The usable answer, ``None`` for none. Default: ``None``.
+    """One question that was paid for; ``cache_key`` and ``abstract_state`` have the prefix of
+    the model and prompt that were asked.
     """
 
     advice_id: int
     request: AdviceRequest
     cache_key: str
-    abstract_state: str | None = None
-    latent: Any = None
+    abstract_state: str | None
+    latent: Any
     started: float = field(default_factory=time.monotonic)
-    done: bool = False
+    done: bool = False  # answered or given up
     answer: Advice | None = None
 
     @property
@@ -49,23 +38,11 @@ class TicketTable:
     """All questions in flight, and the last 1,024 that are done.
 
     Not safe for several threads at once: the service holds its lock.
-
-    Examples:
-        >>> table = TicketTable()
-        >>> ticket = Ticket(1, AdviceRequest("a wall", ("forward", "right"), "wall"), "wall")
-        >>> table.add([ticket])
-        >>> table.in_flight("wall"), len(table)
-        (1, 1)
-        >>> table.finish(ticket, Advice(logits=(0.0, 3.0)))
-        >>> table.in_flight("wall"), len(table)
-        (0, 0)
-        >>> table[1].answer
-        Advice(logits=(0.0, 3.0), confidence=1.0)
     """
 
     def __init__(self) -> None:
         self._open: dict[str, Ticket] = {}  # by the request's own key
-        self._done: OrderedDict[int, Ticket] = OrderedDict()
+        self._done: dict[int, Ticket] = {}
 
     def __len__(self) -> int:
         """Return how many are in flight."""
@@ -99,9 +76,9 @@ class TicketTable:
         ticket.request = replace(ticket.request, image=None)
         self._done[ticket.advice_id] = ticket
         if len(self._done) > _MAX_DONE:
-            self._done.popitem(last=False)
+            del self._done[next(iter(self._done))]
 
-    def give_up(self) -> Sequence[Ticket]:
+    def give_up(self) -> list[Ticket]:
         """Give up all questions in flight, and return them."""
         tickets = list(self._open.values())
         for ticket in tickets:
