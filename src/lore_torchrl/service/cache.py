@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from lore_torchrl.service.store import (
     patience,
 )
 
-_COUNTERS = ("hits", "shared_hits", "misses", "expired", "noops_filtered")
+_COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 # Answers that wait for a store that cannot be written; the cache has them in any case.
 _MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
@@ -77,18 +77,6 @@ class AdviceCache:
 
     Raises:
         ValueError: If a number is out of its range.
-
-    Examples:
-        >>> cache = AdviceCache(max_entries=2)
-        >>> cache.put("door", Advice(logits=(0.0, 3.0)), abstract_state="room 1")
-        >>> cache.get("door").logits
-        (0.0, 3.0)
-        >>> cache.get("key") is None
-        True
-        >>> cache.get("wall", abstract_state="room 1").logits
-        (0.0, 3.0)
-        >>> cache.hits, cache.shared_hits, cache.misses
-        (1, 1, 1)
     """
 
     def __init__(
@@ -106,14 +94,11 @@ class AdviceCache:
             raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
         for name, value in (("ttl_steps", ttl_steps), ("answers_averaged", answers_averaged)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}. Use None for no limit.")
+                raise ValueError(f"{name} must be at least 1, got {value}.")
         if averaging_visits < 1:
             raise ValueError(f"averaging_visits must be at least 1, got {averaging_visits}.")
         if radius is not None and not (math.isfinite(radius) and radius > 0):
-            raise ValueError(
-                f"radius must be a positive finite distance, got {radius}. "
-                "Use None for no search by latents."
-            )
+            raise ValueError(f"radius must be a positive distance or None, got {radius}.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
@@ -121,12 +106,14 @@ class AdviceCache:
         self.answers_averaged = answers_averaged
         self.averaging_visits = averaging_visits
         self.prefix = prefix
-        self.hits = self.shared_hits = self.misses = self.expired = self.noops_filtered = 0
+        self.hits = self.shared_hits = self.misses = self.noops_filtered = 0
         self._table = None if store is None else _AnswerTable(store, prefix)
         self._n_actions: int | None = None
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._neighbors = _Neighbors(radius)
+        self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
+        # Keys and latents of all entries, by the length of these; made when it is asked for.
+        self._latents: dict[int, tuple[list[str], np.ndarray]] = {}
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
@@ -144,9 +131,17 @@ class AdviceCache:
         return self.peek(key) is not None
 
     def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass."""
+        """Let ``steps`` environment steps pass, and drop what expires."""
         with self._lock:
             self._now += steps
+            if self.ttl_steps is None:
+                return
+            last = self._now - self.ttl_steps
+            for key, seq in [(k, e.seq) for k, e in self._entries.items() if e.born <= last]:
+                self._remove(key)
+                if self.store is not None:
+                    # The row stays: other processes have clocks of their own.
+                    self._outlived[key] = seq
 
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
@@ -171,8 +166,7 @@ class AdviceCache:
             ValueError: If ``latent`` is not a vector.
         """
         with self._lock:
-            found, expired = self._find(key, abstract_state, latent)
-            self._drop_expired(expired)
+            found = self._find(key, abstract_state, latent)
             if found is None:
                 self.misses += 1
                 return None
@@ -191,21 +185,14 @@ class AdviceCache:
     ) -> Advice | None:
         """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
-            found, _ = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state, latent)
             return None if found is None else self._averaged(found, key, abstract_state)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
-        """Return whether a situation deserves a call.
+        """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.
 
         It does without advice, unless the no-op filter has closed it, and with advice where
         its abstract state is due for another answer.
-
-        Args:
-            key: Exact key.
-            abstract_state: Key of its abstract state. Default: none.
-
-        Keyword Args:
-            known: Whether :meth:`get` has found advice. Default: ``False``.
         """
         with self._lock:
             if key in self._closed:
@@ -223,88 +210,79 @@ class AdviceCache:
 
         Answers that prefer it do not serve this situation any more. They still serve the
         other situations of its abstract state.
-
-        Args:
-            key: Exact key.
-            action: Index of the action.
         """
         with self._lock:
             actions = self._no_ops.setdefault(key, set())
             self.noops_filtered += action not in actions
             actions.add(action)
 
+    def _in_state(self, abstract_state: str) -> list[str]:
+        """Return the exact keys of an abstract state, latest answer first."""
+        entries = self._states.get(abstract_state, {})
+        return sorted(entries, key=lambda key: entries[key].seq, reverse=True)
+
     def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
         """Return the answers of an abstract state that serve a situation, latest first."""
-        return [
-            self._entries[found].advice
-            for found in self._neighbors.in_state(abstract_state)
-            if self._serves(found, key)
-        ]
+        found = self._in_state(abstract_state)
+        return [self._entries[other].advice for other in found if self._serves(other, key)]
 
     def _averaged(self, found: str, key: str, abstract_state: str | None) -> Advice:
         own = self._entries[found]
-        if (
-            self.answers_averaged is None
-            or abstract_state is None
-            or own.abstract != abstract_state
-        ):
+        alone = self.answers_averaged is None or abstract_state is None
+        if alone or own.abstract != abstract_state:
             return own.advice
-        return average(self._state_answers(key, abstract_state) or [own.advice])
+        return average(self._state_answers(key, abstract_state))
 
-    def _find(
-        self, key: str, abstract_state: str | None, latent: ArrayLike | None
-    ) -> tuple[str | None, list[str]]:
-        """Return the key that serves, and the expired ones met before it."""
-        if not self._alive(key):
+    def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
+        """Return the key of the entry that serves, if any."""
+        if key not in self._entries:
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
-                if self._dropped and not self._alive(key):
+                if self._dropped and key not in self._entries:
                     self._load(self._stored("key = ?", key))
-        expired = []
-        for found in self._candidates(key, abstract_state, latent):
-            if self._serves(found, key):
-                return found, expired
-            if not self._alive(found):
-                expired.append(found)
-        return None, expired
+        if self._serves(key, key):
+            return key
+        found = [] if abstract_state is None else self._in_state(abstract_state)
+        server = next((other for other in found if self._serves(other, key)), None)
+        if server is None and latent is not None:
+            server = next((other for other in self._near(latent) if self._serves(other, key)), None)
+        return server
 
-    def _candidates(
-        self, key: str, abstract_state: str | None, latent: ArrayLike | None
-    ) -> Iterator[str]:
-        yield key
-        if abstract_state is not None:
-            yield from self._neighbors.in_state(abstract_state)
-        if latent is not None:
-            yield from self._neighbors.near(latent)
-
-    def _alive(self, key: str) -> bool:
-        entry = self._entries.get(key)
-        if entry is None:
-            return False
-        return self.ttl_steps is None or self._now - entry.born < self.ttl_steps
+    def _near(self, latent: ArrayLike) -> list[str]:
+        """Return the exact keys whose latent is within the radius, nearest first."""
+        vector = None if self.radius is None else _vector(latent)
+        if vector is None:
+            return []
+        length = len(vector)
+        if length not in self._latents:
+            # Another world model that wrote into the same store, by its length, is no neighbor.
+            near = [
+                (entry.seq, key, entry.latent)
+                for key, entry in self._entries.items()
+                if entry.latent is not None and len(entry.latent) == length
+            ]
+            near.sort(key=lambda item: item[0])
+            table = np.array([item[2] for item in near], dtype=np.float32).reshape(-1, length)
+            self._latents[length] = [item[1] for item in near], table
+        keys, table = self._latents[length]
+        # Another program's numbers may lie further away than a float32 tells.
+        with np.errstate(over="ignore"):
+            distances = np.sqrt(((table - vector) ** 2).sum(1))
+        order = np.argsort(distances, kind="stable")
+        return [keys[i] for i in order if distances[i] <= self.radius]
 
     def _serves(self, found: str, key: str) -> bool:
-        """Whether an entry is alive, fits the actions, and passes the no-op filter of ``key``."""
-        if not self._alive(found):
+        """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
+        entry = self._entries.get(found)
+        if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
             return False
-        advice = self._entries[found].advice
-        fits = self._n_actions in (None, len(advice.logits))
-        return fits and not self._is_no_op(key, advice)
+        return not self._is_no_op(key, entry.advice)
 
     def _is_no_op(self, key: str, advice: Advice) -> bool:
         actions = self._no_ops.get(key)
         # Its preferred action is the first among equals.
         return actions is not None and advice.logits.index(max(advice.logits)) in actions
-
-    def _drop_expired(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            if key in self._entries:
-                if self.store is not None:
-                    # The row stays: other processes have clocks of their own.
-                    self._outlived[key] = self._entries[key].seq
-                self._remove(key)
-                self.expired += 1
 
     # ---- entries ----
 
@@ -343,7 +321,7 @@ class AdviceCache:
                 self._closed.add(key)
                 return
             slot, number = key, 1
-            while self.answers_averaged and abstract_state is not None and self._alive(slot):
+            while self.answers_averaged and abstract_state is not None and slot in self._entries:
                 number += 1
                 slot = f"{key}#{number}"
         try:
@@ -352,27 +330,30 @@ class AdviceCache:
         finally:
             with self._lock:
                 entry.born = self._now
-                self._number(entry)
                 self._insert(slot, entry)
 
-    def _number(self, entry: _Entry) -> None:
+    def _insert(self, key: str, entry: _Entry) -> None:
         if not entry.seq:
             # Where the store could not be written, its later answers must still be seen.
             self._seen += self.store is None
             entry.seq = self._seen
-
-    def _insert(self, key: str, entry: _Entry) -> None:
+        self._remove(key)
         self._entries[key] = entry
-        self._entries.move_to_end(key)
-        self._neighbors.add(key, entry)
+        if entry.abstract is not None:
+            self._states.setdefault(entry.abstract, {})[key] = entry
         self._outlived.pop(key, None)
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
             self._dropped = self.store is not None
 
     def _remove(self, key: str) -> None:
-        del self._entries[key]
-        self._neighbors.drop(key)
+        self._latents.clear()
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.abstract is not None:
+            state = self._states[entry.abstract]
+            del state[key]
+            if not state:
+                del self._states[entry.abstract]
 
     # ---- the store ----
 
@@ -435,23 +416,21 @@ class AdviceCache:
         """Replace entries and counters.
 
         With a store its answers come first, and what it lacks of the state is written to it.
-        Entries of another ``prefix`` are left out, with a warning.
-
-        Args:
-            state: What :meth:`state_dict` returned. Of more entries than ``max_entries`` the
-                most recently used stay.
+        Entries of another ``prefix`` are left out, with a warning. Of more entries than
+        ``max_entries`` the most recently used stay.
 
         Raises:
             StoreError: If the store cannot be read or written.
         """
         with self._lock:
             self._entries.clear()
-            self._neighbors = _Neighbors(self.radius)
-            self._seen = 0 if self.store is not None else int(state.get("seen", 0))
+            self._states.clear()
+            self._latents.clear()
+            self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
             for name in _COUNTERS:
-                setattr(self, name, int(state.get(name, 0)))
-            self._now = int(state.get("now", 0))
+                setattr(self, name, state.get(name, 0))
+            self._now = state.get("now", 0)
             if state.get("prefix", "") != self.prefix:
                 if state["entries"]:
                     torchrl_logger.warning(
@@ -461,12 +440,13 @@ class AdviceCache:
                 state = {"entries": ()}
             self._outlived = dict(state.get("outlived", {}))
             per_key = state.get("ballots", {})
-            self._visits = {key: int(n) for key, n in per_key.get("visits", {}).items()}
+            self._visits = dict(per_key.get("visits", {}))
             filtered = per_key.get("noops_filtered", {})
-            self._no_ops = {key: {int(a) for a in actions} for key, actions in filtered.items()}
+            self._no_ops = {key: set(actions) for key, actions in filtered.items()}
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
+            self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries, unsaved = [], []
@@ -484,15 +464,13 @@ class AdviceCache:
                 continue  # bought again since, by another process or before a crash
             entries.append((key, entry))
             # A row that cannot be read is as good as none.
-            stored = known is not None or any(row.entry for row in self._stored("key = ?", key))
-            if self.store is not None and not stored:
+            if known is None and not any(row.entry for row in self._stored("key = ?", key)):
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
         try:
             self._save(unsaved)
         finally:
             for key, entry in entries:
-                self._number(entry)
                 self._insert(key, entry)
 
 
@@ -511,14 +489,6 @@ def average(advices: Sequence[Advice]) -> Advice:
 
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
     all :math:`c_j = 0` count alike. A single answer comes back as it is.
-
-    Args:
-        advices: At least one, with equally many logits.
-
-    Examples:
-        >>> both = average([Advice(logits=(0.0, 3.0)), Advice(logits=(3.0, 0.0))])
-        >>> both.logits[0] == both.logits[1]
-        True
     """
     if len(advices) == 1:
         return advices[0]
@@ -530,65 +500,6 @@ def average(advices: Sequence[Advice]) -> Advice:
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
     return Advice(logits=tuple(logs.tolist()), confidence=float(confidence.mean()))
-
-
-class _Neighbors:
-    """Index from abstract states and latents to exact keys.
-
-    The search by latents compares all of them, which suits the thousands of answers that a
-    budget buys.
-    """
-
-    def __init__(self, radius: float | None) -> None:
-        self._radius = radius
-        self._states: dict[str, dict[str, int]] = {}  # exact keys and their numbers
-        self._latents: dict[str, np.ndarray] = {}
-        self._states_of: dict[str, str] = {}
-        self._tables: dict[int, tuple[list[str], np.ndarray]] = {}
-
-    def add(self, key: str, entry: _Entry) -> None:
-        self.drop(key)
-        if entry.abstract is not None:
-            self._states.setdefault(entry.abstract, {})[key] = entry.seq
-            self._states_of[key] = entry.abstract
-        if self._radius is not None and entry.latent is not None:
-            self._latents[key] = entry.latent
-            self._tables.clear()
-
-    def drop(self, key: str) -> None:
-        state = self._states_of.pop(key, None)
-        if state is not None:
-            del self._states[state][key]
-            if not self._states[state]:
-                del self._states[state]
-        if self._latents.pop(key, None) is not None:
-            self._tables.clear()
-
-    def in_state(self, abstract_state: str) -> list[str]:
-        """Return the exact keys of an abstract state, latest answer first."""
-        numbers = self._states.get(abstract_state, {})
-        return sorted(numbers, key=numbers.__getitem__, reverse=True)
-
-    def near(self, latent: ArrayLike) -> list[str]:
-        """Return the exact keys whose latent is within the radius, nearest first."""
-        vector = None if self._radius is None else _vector(latent)
-        if vector is None:
-            return []
-        keys, table = self._table(len(vector))
-        # Another program's numbers may lie further away than a float32 tells.
-        with np.errstate(over="ignore"):
-            distances = np.sqrt(((table - vector) ** 2).sum(1))
-        order = np.argsort(distances, kind="stable")
-        return [keys[i] for i in order if distances[i] <= self._radius]
-
-    def _table(self, length: int) -> tuple[list[str], np.ndarray]:
-        # By length: another world model that wrote into the same store is no neighbor.
-        if length not in self._tables:
-            keys = [key for key, latent in self._latents.items() if len(latent) == length]
-            rows = [self._latents[key] for key in keys]
-            table = np.stack(rows) if rows else np.zeros((0, length), dtype=np.float32)
-            self._tables[length] = keys, table
-        return self._tables[length]
 
 
 def _vector(latent: ArrayLike) -> np.ndarray | None:
@@ -665,28 +576,21 @@ class _AnswerTable:
 
     def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
         try:
-            advice = _from_json(_checked(answer, str, "answer"), self.n_actions)
-            if coarse is not None:
-                _checked(coarse, str, "coarse")
+            texts = (key, answer) if coarse is None else (key, answer, coarse)
+            if not all(isinstance(value, str) for value in texts):
+                raise TypeError("a text is missing")
             if latent is not None:
-                latent = np.frombuffer(_checked(latent, bytes, "latent"), dtype=np.float32)
-                if not latent.size:
-                    raise ValueError("latent is empty")
-                latent = _vector(latent)
-            entry = _Entry(advice, coarse, latent, seq=seq)
-            return _Row(seq, _checked(key, str, "key"), entry)
+                if not isinstance(latent, bytes):
+                    raise TypeError("latent is no blob")
+                latent = _vector(np.frombuffer(latent, dtype=np.float32))
+            advice = _from_json(answer, self.n_actions)
+            return _Row(seq, key, _Entry(advice, coarse, latent, seq=seq))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             if seq not in self._met:
                 self._met.add(seq)
                 message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
                 self.unreadable.append(message[:_MAX_MESSAGE])
             return _Row(seq)
-
-
-def _checked(value: Any, kind: type, name: str) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
-    return value
 
 
 def _to_json(advice: Advice) -> str:
@@ -696,9 +600,8 @@ def _to_json(advice: Advice) -> str:
 
 def _from_json(text: str, n_actions: int | None) -> Advice:
     logits, confidence = json.loads(text)
-    if any(isinstance(value, bool) for value in (*logits, confidence)):
-        raise TypeError("a truth value where a number was expected")
+    if not all(type(value) in (int, float) for value in (*logits, confidence)):
+        raise TypeError("something else where a number was expected")
     if n_actions not in (None, len(logits)):
         raise ValueError(f"{len(logits)} logits for {n_actions} actions")
-    # Adding makes a float of each number, and raises for what is none.
-    return Advice(logits=tuple(value + 0.0 for value in logits), confidence=confidence + 0.0)
+    return Advice(logits=tuple(map(float, logits)), confidence=float(confidence))
