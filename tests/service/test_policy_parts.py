@@ -90,7 +90,7 @@ def test_what_tries_an_advisor_again_is_a_single_call():
 
 def test_switched_off_parts_leave_no_trace():
     policy = make_policy()
-    always = {"cooldown", "boundaries", "outage"}
+    always = {"cooldown", "outage"}
     assert set(policy.state_dict()) == always | {"turn", "step", "last_call_step"}
     left = {"budget_left", "cooldown_left", "outage_pause_left"}
     assert set(policy.stats()) == left | {"last_call_step"}
