@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,7 @@ _stores: weakref.WeakSet[AdviceStore] = weakref.WeakSet()
 
 
 class StoreError(RuntimeError):
-    """The store cannot be read or written; what was to be written has not been.
-
-    ``kind`` is what the service counts it as.
-    """
+    """The store cannot be read or written; ``kind`` is what the service counts it as."""
 
     kind = "store"
 
@@ -124,39 +120,28 @@ class AdviceStore:
     and a forked child open the file again. Put it on a local disk: SQLite's locks do not
     hold on network ones.
 
-    Args:
-        path: The file; it and its folder are made where they are missing.
-        busy_timeout_s: Longest wait for other processes' writing, in seconds, unless
-            :func:`patience` allows less. Default: ``10.0``.
-
-    Raises:
-        ValueError: If ``path`` is a folder or ``":memory:"``, or ``busy_timeout_s`` is
-            not a positive finite number.
+    The file at ``path`` and its folder are made where they are missing. Raises a ``ValueError``
+    if it is a folder or ``":memory:"``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
+    #: Longest wait for other processes' writing, in seconds, unless :func:`patience` allows less.
+    busy_timeout_s = 10.0
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         if str(path) in ("", ":memory:"):
-            raise ValueError(
-                f"AdviceStore needs a file, got path={str(path)!r}. For memory use store=None."
-            )
+            raise ValueError(f"AdviceStore needs a file, got {str(path)!r}: use store=None.")
         # A worker may have another working directory.
         self.path = Path(path).expanduser().absolute()
         if self.path.is_dir():
-            raise ValueError(f"AdviceStore needs a file, got the folder {self.path}. Name a file.")
-        if not (math.isfinite(busy_timeout_s) and busy_timeout_s > 0):
-            raise ValueError(f"busy_timeout_s must be positive seconds, got {busy_timeout_s}.")
-        self.busy_timeout_s = busy_timeout_s
+            raise ValueError(f"AdviceStore needs a file, got the folder {self.path}.")
         # A look-up in an environment's step must not queue behind a commit of the
         # thread that asks, so reading has a connection of its own.
         self._locks = {"read": SharedLock(), "write": SharedLock()}
         self._connections: dict[str, sqlite3.Connection] = {}
         _stores.add(self)
 
-    def __repr__(self) -> str:
-        return f"AdviceStore({str(self.path)!r})"
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self.path, busy_timeout_s=self.busy_timeout_s), ()
+        return type(self), (self.path,)
 
     def __enter__(self) -> AdviceStore:
         return self
@@ -173,11 +158,8 @@ class AdviceStore:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Open one transaction that excludes every other writer, for a ``with`` block.
 
-        It is on disk when the block is left, and undone if the block raises.
-
-        Raises:
-            StoreBusyError: If others write for longer than this thread waits.
-            StoreError: If the file cannot be written.
+        It is on disk when the block is left, and undone if the block raises. If others write
+        for longer than this thread waits, it raises :class:`StoreBusyError`.
         """
         with self._use("write") as connection, _transaction(connection):
             yield connection
@@ -194,9 +176,10 @@ class AdviceStore:
     @contextmanager
     def _use(self, use: str) -> Iterator[sqlite3.Connection]:
         """Hold the connection for one use, within this thread's patience."""
-        until = time.monotonic() + self._patience_s
+        now = time.monotonic()
+        until = max(now, min(now + self.busy_timeout_s, getattr(_waiting, "until", math.inf)))
         lock = self._locks[use].inner
-        if not lock.acquire(timeout=self._patience_s):
+        if not lock.acquire(timeout=until - now):
             raise self._busy("another thread of this process is using it")
         try:
             if use not in self._connections:
@@ -213,11 +196,6 @@ class AdviceStore:
             ) from error
         finally:
             lock.release()
-
-    @property
-    def _patience_s(self) -> float:
-        left = getattr(_waiting, "until", math.inf) - time.monotonic()
-        return max(0.0, min(self.busy_timeout_s, left))
 
     def _busy(self, reason: object) -> StoreBusyError:
         return StoreBusyError(
@@ -238,8 +216,7 @@ class AdviceStore:
             _wait_until(connection, until)
             self._check_owner(connection)
             self._enter_wal(connection, until)
-            # The default of WAL may lose the last commits with the machine's power, and
-            # a lost spend is a refund. One flush beside a call over a network is nothing.
+            # The default of WAL may lose the last commits with the machine's power.
             connection.execute("PRAGMA synchronous = FULL")
             self._migrate(connection)
         except BaseException:
