@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,18 +48,15 @@ class Spent(NamedTuple):
 class CallBudget:
     """A total of calls, tokens and money that may be spent.
 
-    Calls are spent before they are made, so that a process that dies in one has paid for
-    it. A call that no server has seen is given back by :meth:`refund`. Tokens and money
-    are known only after an answer: when they are used up no further call begins, and what
-    is in flight then may still add to them.
+    Calls are spent before they are made. Tokens and money are known only after an answer:
+    when they are used up no further call begins, and what is in flight then may still add
+    to them.
 
     With a ``store`` the ledger is a row in its file, and all that is spent is on disk
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
-    from the same row, so that together they stay within the total. Reading the budget never
-    waits for a writer: it may return the last known value.
-
-    Only a budget with a ``store`` can be pickled: the copy spends from the same ledger, as
-    a run of its own. A copy of a ledger in memory would spend the same calls again.
+    from the same row. Reading the budget never waits for a writer: it may return the last
+    known value. Only a budget with a ``store`` can be pickled: the copy spends from the same
+    ledger, as a run of its own.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
@@ -74,15 +71,6 @@ class CallBudget:
         TypeError: If it is pickled or copied without a ``store``.
         ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
             number in its range.
-
-    Examples:
-        >>> budget = CallBudget(3, max_tokens=1000)
-        >>> budget.spend(2)
-        >>> budget.remaining
-        1
-        >>> budget.settle(Usage(prompt_tokens=900, completion_tokens=150))
-        >>> budget.remaining
-        0
     """
 
     def __init__(
@@ -112,15 +100,11 @@ class CallBudget:
         self._owed = Spent()
         self._lock = SharedLock()
 
-    def __repr__(self) -> str:
-        return f"CallBudget(total={self.total}, spent={self.spent})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.store is None:
             raise TypeError(
-                "A copy of a CallBudget in memory would spend its calls again. Share one ledger "
-                "by a file: CallBudget(total, store=AdviceStore(path)), in the configuration "
-                "lore.calls.store=<path>."
+                "A copy of a CallBudget in memory would spend its calls again. Share a file: "
+                "CallBudget(total, store=AdviceStore(path)), or set lore.calls.store=<path>."
             )
         names = ("max_tokens", "max_cost", "store", "ledger")
         return partial(CallBudget, self.total, **{name: vars(self)[name] for name in names}), ()
@@ -157,20 +141,23 @@ class CallBudget:
     def _read(self) -> Spent:
         return self._ledger.read().plus(self._owed)
 
-    @contextmanager
-    def _change(self) -> Iterator[Any]:
-        """Open the ledger, and enter first what is owed."""
-        owed = Spent()
+    def _change(self, change: Callable[[Spent], Spent]) -> Spent:
+        """Enter what is owed, and what ``change`` makes of the ledger; return the latter."""
+        owed = own = Spent()
+
+        def enter(spent: Spent) -> Spent:
+            nonlocal owed, own
+            with self._lock:
+                owed, self._owed = self._owed, owed
+            own = change(spent.plus(owed))
+            return own.plus(owed)
+
         try:
-            with self._ledger.change() as ledger:
-                with self._lock:
-                    owed, self._owed = self._owed, owed
-                if owed != Spent():
-                    ledger.add(owed)
-                yield ledger
+            self._ledger.update(enter)
         except BaseException:
             self._owe(owed)  # the transaction was undone
             raise
+        return own
 
     def _left(self, spent: Spent) -> int:
         if self.max_tokens is not None and spent.tokens >= self.max_tokens:
@@ -183,58 +170,28 @@ class CallBudget:
     def spend(self, n: int = 1) -> None:
         """Take ``n`` calls from the budget, before they are made.
 
-        Args:
-            n: Calls to take, at least 0. Default: ``1``.
-
-        Raises:
-            BudgetExceededError: If fewer than ``n`` calls are left; none is taken.
-            StoreError: If the store cannot be written; none is taken.
-            ValueError: If ``n`` is negative.
+        If fewer are left it raises a :class:`BudgetExceededError`, if the store cannot be
+        written a :class:`StoreError`, and takes none.
         """
         _check_n(n)
-        with self._change() as ledger:
-            left = self._left(ledger.read())
-            if n <= left:
-                ledger.add(Spent(calls=n))
-        # Outside: an exception would undo what was owed and is entered now.
-        if n > left:
-            raise BudgetExceededError(f"{n} calls asked for, {left} of {self.total} left.")
+        taken = self._change(lambda spent: Spent(calls=n if n <= self._left(spent) else 0)).calls
+        # Not within the change: an exception would undo what was owed and is entered now.
+        if taken < n:
+            raise BudgetExceededError(
+                f"{n} calls asked for, {self.remaining} of {self.total} left."
+            )
 
     def spend_up_to(self, n: int) -> int:
-        """Take ``n`` calls, or as many as are left, in one step.
-
-        Args:
-            n: Calls wanted, at least 0.
-
-        Returns:
-            Calls taken.
-
-        Raises:
-            StoreError: If the store cannot be written; none is taken.
-            ValueError: If ``n`` is negative.
-        """
+        """Take ``n`` calls, or as many as are left, as :meth:`spend` does; return how many."""
         _check_n(n)
-        with self._change() as ledger:
-            taken = min(n, self._left(ledger.read()))
-            ledger.add(Spent(calls=taken))
-        return taken
+        return self._change(lambda spent: Spent(calls=min(n, self._left(spent)))).calls
 
     def refund(self, n: int = 1, *, sent: bool = False) -> int:
-        """Give back calls that reached no server.
+        """Give back calls that reached no server; return how many.
 
-        Args:
-            n: Calls to give back, at least 0. Default: ``1``.
-
-        Keyword Args:
-            sent: Whether sending was tried, as on a refused connection. Over the life of the
-                ledger at most ``total`` of these are given back. Default: ``False``.
-
-        Returns:
-            Calls given back; where the store is busy, with its next change.
-
-        Raises:
-            StoreError: If the store cannot be written; none is given back.
-            ValueError: If ``n`` is negative.
+        Of those that were tried to be ``sent``, as on a refused connection, at most ``total``
+        are given back over the life of the ledger. Where the store is busy they are given
+        back with its next change; where it cannot be written, a :class:`StoreError` says so.
         """
         _check_n(n)
 
@@ -245,25 +202,16 @@ class CallBudget:
             return Spent(calls=-most, refunds=most)
 
         try:
-            with self._change() as ledger:
-                change = given_back(ledger.read())
-                ledger.add(change)
+            change = self._change(given_back)
         except StoreBusyError:
             change = given_back(self._read())
             self._owe(change)
         return -change.calls
 
     def settle(self, usage: Usage) -> None:
-        """Add what an answer has cost; also for a failed one that was charged.
+        """Add what an answer has cost; a negative or non-finite number counts as 0.
 
-        What cannot be entered now is entered with the next change.
-
-        Args:
-            usage: Tokens and money. Servers report strange numbers: a negative or
-                non-finite one counts as 0.
-
-        Raises:
-            StoreError: If the store cannot be written.
+        What the store cannot take now, by a :class:`StoreError`, it gets with the next change.
         """
         tokens = sum(
             int(min(n, _MOST_TOKENS)) if n > 0 else 0
@@ -272,8 +220,7 @@ class CallBudget:
         cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
         if tokens or cost:
             self._owe(Spent(tokens=tokens, cost=cost))
-            with self._change():
-                pass  # it enters what is owed
+            self._change(lambda spent: Spent())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
@@ -282,17 +229,7 @@ class CallBudget:
         return {"spent": spent.pop("calls"), **spent, **run}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what was spent.
-
-        With a store the store is the truth: a checkpoint is older than it, and only
-        raises it where it holds less (a file that was lost, or another one).
-
-        Args:
-            state: What :meth:`state_dict` returned.
-
-        Raises:
-            StoreError: If the store cannot be written.
-        """
+        """Restore what was spent; a checkpoint only raises what a store holds."""
         spent = state["spent"]
         others = {name: state.get(name, 0) for name in Spent._fields[1:]}
         own = state.get("own_calls", spent)
@@ -305,7 +242,7 @@ def _check_n(n: int) -> None:
 
 
 class _MemoryLedger:
-    """A ledger that ends with its process; also the open ledger of its own changes."""
+    """A ledger that ends with its process."""
 
     run = None
 
@@ -320,25 +257,18 @@ class _MemoryLedger:
     def own(self) -> int:
         return self._own
 
-    @contextmanager
-    def change(self) -> Iterator[_MemoryLedger]:
+    def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._lock:
-            yield self
-
-    def add(self, more: Spent) -> None:
-        self._spent = self._spent.plus(more)
-        self._own += more.calls
+            more = change(self._spent)
+            self._spent = self._spent.plus(more)
+            self._own += more.calls
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
         self._spent, self._own = saved, own
 
 
 class _StoreLedger:
-    """A ledger in a row of the store, and this run's calls in another.
-
-    A checkpoint names the run's row: what was spent between a checkpoint and a kill is found
-    again when the run is resumed.
-    """
+    """A ledger in a row of the store, and this run's calls in another, found by a checkpoint."""
 
     def __init__(self, store: AdviceStore, name: str) -> None:
         self.run: int | None = None
@@ -367,15 +297,38 @@ class _StoreLedger:
                     self._last_own = calls
         return self._last_own
 
-    @contextmanager
-    def change(self) -> Iterator[_OpenRow]:
+    def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._store.write() as connection:
-            row = _OpenRow(self, connection)
-            # Before any sum: SQLite takes a text for 0.
-            row.read()
-            yield row
+            more = self._enter(connection, change)
+            run = self._row_of(connection, self.run, 0)
+            connection.execute(_ADD_RUN, (more.calls, run))
         # Not before the transaction is through: a row undone is no row.
-        self.run = row.run
+        self.run = run
+
+    def restore(self, saved: Spent, own: int, run: int | None) -> None:
+        self._last, self._last_own = saved, own
+
+        def missing(spent: Spent) -> Spent:
+            return Spent(*(max(0, a - b) for a, b in zip(saved, spent, strict=True)))
+
+        # A damaged ledger is told of when a call is to be paid.
+        with suppress(DamagedLedgerError):
+            with self._store.write() as connection:
+                self._enter(connection, missing)
+                run = self._row_of(connection, run, own)
+            self.run = run
+
+    def _enter(self, connection: sqlite3.Connection, change: Callable[[Spent], Spent]) -> Spent:
+        # Checked before any sum: SQLite takes a text for 0.
+        more = change(self._spent(connection.execute(_READ, (self._name,)).fetchall()))
+        connection.execute(_ADD, (self._name, *more))
+        return more
+
+    def _row_of(self, connection: sqlite3.Connection, run: int | None, own: int) -> int:
+        """Return a run's row, or a new one where this file does not have it."""
+        if connection.execute(_READ_RUN, (run, self._name)).fetchall():
+            return run
+        return connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
 
     def _spent(self, rows: list[tuple[Any, ...]]) -> Spent:
         spent = Spent(*rows[0]) if rows else Spent()
@@ -388,42 +341,6 @@ class _StoreLedger:
                     "Mend its row, or name another ledger."
                 )
         return spent
-
-    def restore(self, saved: Spent, own: int, run: int | None) -> None:
-        self._last, self._last_own = saved, own
-        # A damaged ledger is told of when a call is to be paid.
-        with suppress(DamagedLedgerError), self.change() as row:
-            row.resume(run, own)
-            row.enter(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
-
-
-class _OpenRow:
-    """The rows within one transaction: nobody else writes until that ends."""
-
-    def __init__(self, ledger: _StoreLedger, connection: sqlite3.Connection) -> None:
-        self.run = ledger.run
-        self._ledger = ledger
-        self._execute = connection.execute
-
-    def read(self) -> Spent:
-        return self._ledger._spent(self._execute(_READ, (self._ledger._name,)).fetchall())
-
-    def enter(self, more: Spent) -> None:
-        """Add to the ledger alone."""
-        self._execute(_ADD, (self._ledger._name, *more))
-
-    def add(self, more: Spent) -> None:
-        """Add to the ledger and to this run's calls."""
-        self.enter(more)
-        if self.run is None:
-            self.resume(None, 0)
-        self._execute(_ADD_RUN, (more.calls, self.run))
-
-    def resume(self, run: int | None, own: int) -> None:
-        """Go on with a run's row, or with a new one where this file does not have it."""
-        self.run = run
-        if not self._execute(_READ_RUN, (run, self._ledger._name)).fetchall():
-            self.run = self._execute(_BEGIN_RUN, (self._ledger._name, own)).lastrowid
 
 
 _READ = "SELECT calls, tokens, cost, refunds FROM ledger WHERE name = ?"
