@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,9 @@ _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 # Answers that wait for a store that cannot be written; the cache has them in any case.
 _MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
+_INSERT = """
+    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) VALUES (?, ?, ?, ?, ?)
+"""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,20 @@ class _Entry:
     latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
     seq: int = 0  # number in the store, or without one in this cache: higher is later
+
+    def extra(self) -> dict[str, Any]:
+        latent = None if self.latent is None else self.latent.tolist()
+        return {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
+
+    def columns(self) -> tuple[str, str | None, bytes | None]:
+        """Return what the store keeps: answer, abstract state and latent."""
+        # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
+        logits = [float(value) for value in self.advice.logits]
+        latent = None if self.latent is None else self.latent.tobytes()
+        return json.dumps([logits, float(self.advice.confidence)]), self.abstract, latent
+
+
+_Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
 
 
 class AdviceCache:
@@ -48,17 +65,15 @@ class AdviceCache:
     of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j)`, with the mean confidence. A state with
     :math:`n < V` answers :meth:`wants` another one after ``averaging_visits`` :math:`\cdot 2^{n-1}`
-    visits since the last: good advice leads away from a state, so visits gather where advice
-    fails.
+    visits since the last.
 
     **No-op filter.** After :meth:`filter_no_op` answers that prefer the action do not serve that
     situation any more. An advisor that repeats such an answer is not asked about it again.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. Answers that are only in
     the store, from an earlier process or another one, are loaded at the first miss. The
-    clock, the order of use and the counters are in :meth:`state_dict` alone.
-
-    Threads may share a cache; a look-up never waits for another thread's writing.
+    clock, the order of use and the counters are in :meth:`state_dict` alone. A look-up never
+    waits for another thread's writing.
 
     Args:
         max_entries: Answers in memory, at least 1. Default: ``100_000``.
@@ -69,7 +84,7 @@ class AdviceCache:
             no search by latents. Latents of different world models cannot be compared: give
             them different prefixes. Default: ``None``.
         answers_averaged: Answers averaged in an abstract state, at least 1; ``None`` for the
-            latest alone. Default: ``None``.
+            latest alone. Default: ``5``.
         averaging_visits: Visits to an abstract state before its second answer, doubled for each
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
@@ -90,13 +105,14 @@ class AdviceCache:
         averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
-        if max_entries < 1:
-            raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
-        for name, value in (("ttl_steps", ttl_steps), ("answers_averaged", answers_averaged)):
+        for name, value in (
+            ("max_entries", max_entries),
+            ("ttl_steps", ttl_steps),
+            ("answers_averaged", answers_averaged),
+            ("averaging_visits", averaging_visits),
+        ):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if averaging_visits < 1:
-            raise ValueError(f"averaging_visits must be at least 1, got {averaging_visits}.")
         if radius is not None and not (math.isfinite(radius) and radius > 0):
             raise ValueError(f"radius must be a positive distance or None, got {radius}.")
         self.max_entries = max_entries
@@ -107,7 +123,6 @@ class AdviceCache:
         self.averaging_visits = averaging_visits
         self.prefix = prefix
         self.hits = self.shared_hits = self.misses = self.noops_filtered = 0
-        self._table = None if store is None else _AnswerTable(store, prefix)
         self._n_actions: int | None = None
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -120,6 +135,9 @@ class AdviceCache:
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         self._outlived: dict[str, int] = {}  # expired here, though the store has it
+        self._unsaved: dict[str, _Entry] = {}  # to be written with the next answer
+        self._unreadable: deque[str] = deque()  # one line about each damaged row
+        self._met: set[int] = set()  # the numbers of these
         self._lock = SharedLock()
 
     def __len__(self) -> int:
@@ -146,8 +164,6 @@ class AdviceCache:
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
         self._n_actions = n_actions
-        if self._table is not None:
-            self._table.n_actions = n_actions
 
     # ---- look-ups ----
 
@@ -156,14 +172,7 @@ class AdviceCache:
     ) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
-        Args:
-            key: Exact key.
-            abstract_state: Key of its abstract state. Default: none.
-            latent: Its latent, ``[D]``. Default: none.
-
-        Raises:
-            StoreError: If the store cannot be read.
-            ValueError: If ``latent`` is not a vector.
+        A store that cannot be read raises a :class:`StoreError`.
         """
         with self._lock:
             found = self._find(key, abstract_state, latent)
@@ -298,18 +307,8 @@ class AdviceCache:
 
         With ``answers_averaged`` it is kept beside an earlier answer for ``key``, without it
         replaces that one. The no-op filter drops an answer that prefers a filtered action.
-
-        Args:
-            key: Exact key.
-            advice: The answer. Its ``raw`` text and its ``usage`` are not kept.
-
-        Keyword Args:
-            abstract_state: Abstract state that it serves. Default: none.
-            latent: Latent ``[D]`` near which it serves. Default: none.
-
-        Raises:
-            StoreError: If the store cannot be written. The answer is in memory all the same.
-            ValueError: If ``latent`` is not a vector.
+        It serves the ``abstract_state``, and situations near the ``latent`` ``[D]``. Raises a
+        :class:`StoreError` if the store cannot be written; it is in memory all the same.
         """
         # A raw answer may have megabytes, and the cache lives as long as the run.
         advice = Advice(advice.logits, advice.confidence)
@@ -326,7 +325,7 @@ class AdviceCache:
                 slot = f"{key}#{number}"
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
-            self._save([(slot, entry)])
+            self._save({slot: entry})
         finally:
             with self._lock:
                 entry.born = self._now
@@ -359,16 +358,59 @@ class AdviceCache:
 
     def take_unreadable(self) -> list[str]:
         """Return one line about each row of the store that could not be read, once."""
-        lines = [] if self._table is None else self._table.unreadable
-        return [lines.popleft() for _ in range(len(lines))]
+        return [self._unreadable.popleft() for _ in range(len(self._unreadable))]
 
-    def _save(self, entries: Sequence[tuple[str, _Entry]]) -> None:
-        if self._table is not None and entries:
-            for (_, entry), seq in zip(entries, self._table.save(entries), strict=True):
-                entry.seq = seq
+    def _save(self, entries: dict[str, _Entry]) -> None:
+        """Write entries in one transaction, and number them.
+
+        An answer that is replaced gets a new number, by which other processes find it.
+        """
+        if self.store is None or not entries:
+            return
+        with self._lock:
+            entries, self._unsaved = self._unsaved | entries, {}
+        try:
+            with self.store.write() as connection:
+                numbers = [
+                    connection.execute(_INSERT, (self.prefix, key, *entry.columns())).lastrowid
+                    for key, entry in entries.items()
+                ]
+        except StoreError:
+            with self._lock:
+                unsaved = entries | self._unsaved
+                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
+            raise
+        for entry, number in zip(entries.values(), numbers, strict=True):
+            entry.seq = number
 
     def _stored(self, where: str, value: Any) -> list[_Row]:
-        return [] if self._table is None else self._table.select(where, value, self.max_entries)
+        """Return the rows for which a condition holds, latest first."""
+        if self.store is None:
+            return []
+        rows = self.store.read(
+            "SELECT seq, key, answer, coarse, latent FROM advice "
+            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
+            (self.prefix, value, self.max_entries),
+        )
+        return [self._read(*row) for row in rows]
+
+    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
+        try:
+            texts = (key, answer) if coarse is None else (key, answer, coarse)
+            if not all(isinstance(value, str) for value in texts):
+                raise TypeError("a text is missing")
+            if latent is not None:
+                if not isinstance(latent, bytes):
+                    raise TypeError("latent is no blob")
+                latent = _vector(np.frombuffer(latent, dtype=np.float32))
+            advice = _from_json(answer, self._n_actions)
+            return seq, key, _Entry(advice, coarse, latent, seq=seq)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            if seq not in self._met:
+                self._met.add(seq)
+                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
+                self._unreadable.append(message[:_MAX_MESSAGE])
+            return seq, key, None
 
     def pull(self) -> None:
         """Load what the store has got since the last time; raises :class:`StoreError`."""
@@ -376,7 +418,7 @@ class AdviceCache:
             rows = self._stored("seq > ?", self._seen)
             if rows:
                 self._dropped |= len(rows) == self.max_entries
-                self._seen = rows[0].seq
+                self._seen = rows[0][0]
                 self._load(rows[::-1])
 
     def _load(self, rows: Sequence[_Row]) -> None:
@@ -395,7 +437,7 @@ class AdviceCache:
         with self._lock:
             return {
                 "entries": [
-                    [key, list(entry.advice.logits), entry.advice.confidence, _extra(entry)]
+                    [key, list(entry.advice.logits), entry.advice.confidence, entry.extra()]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
@@ -417,10 +459,8 @@ class AdviceCache:
 
         With a store its answers come first, and what it lacks of the state is written to it.
         Entries of another ``prefix`` are left out, with a warning. Of more entries than
-        ``max_entries`` the most recently used stay.
-
-        Raises:
-            StoreError: If the store cannot be read or written.
+        ``max_entries`` the most recently used stay. Raises a :class:`StoreError` if the store
+        cannot be read or written.
         """
         with self._lock:
             self._entries.clear()
@@ -464,24 +504,14 @@ class AdviceCache:
                 continue  # bought again since, by another process or before a crash
             entries.append((key, entry))
             # A row that cannot be read is as good as none.
-            if known is None and not any(row.entry for row in self._stored("key = ?", key)):
+            if known is None and not any(row[2] for row in self._stored("key = ?", key)):
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
         try:
-            self._save(unsaved)
+            self._save(dict(unsaved))
         finally:
             for key, entry in entries:
                 self._insert(key, entry)
-
-
-def _extra(entry: _Entry) -> dict[str, Any]:
-    extra = {
-        "coarse": entry.abstract,
-        "latent": None if entry.latent is None else entry.latent.tolist(),
-        "born": entry.born,
-        "seq": entry.seq,
-    }
-    return {name: value for name, value in extra.items() if value}
 
 
 def average(advices: Sequence[Advice]) -> Advice:
@@ -508,94 +538,6 @@ def _vector(latent: ArrayLike) -> np.ndarray | None:
     if vector.ndim != 1 or not len(vector):
         raise ValueError(f"A latent must be a vector [D], got shape {vector.shape}. Flatten it.")
     return vector if np.isfinite(vector).all() else None
-
-
-class _Row(NamedTuple):
-    seq: int
-    key: str = ""
-    entry: _Entry | None = None  # none in a row that cannot be read
-
-
-class _AnswerTable:
-    """The answers of one prefix in the store.
-
-    Damaged rows are skipped. What could not be written is written with the next answer.
-    """
-
-    def __init__(self, store: AdviceStore, prefix: str) -> None:
-        self.store = store
-        self.prefix = prefix
-        self.n_actions: int | None = None
-        self.unreadable: deque[str] = deque()  # one line about each damaged row
-        self._met: set[int] = set()
-        self._unsaved: dict[str, _Entry] = {}
-        self._lock = SharedLock()
-
-    def save(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
-        """Write entries in one transaction, and return their numbers.
-
-        An answer that is replaced gets a new number, by which other processes find it.
-        """
-        with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-        new = dict(entries)
-        late = [(key, entry) for key, entry in unsaved.items() if key not in new]
-        try:
-            return self._write([*late, *entries])[len(late) :]
-        except StoreError:
-            with self._lock:
-                unsaved |= new | self._unsaved
-                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
-            raise
-
-    def _write(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
-        with self.store.write() as connection:
-            return [
-                connection.execute(
-                    "INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    (
-                        self.prefix,
-                        key,
-                        _to_json(entry.advice),
-                        entry.abstract,
-                        None if entry.latent is None else entry.latent.tobytes(),
-                    ),
-                ).lastrowid
-                for key, entry in entries
-            ]
-
-    def select(self, where: str, value: Any, limit: int) -> list[_Row]:
-        """Return at most ``limit`` rows for which a condition holds, latest first."""
-        rows = self.store.read(
-            "SELECT seq, key, answer, coarse, latent FROM advice "
-            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
-            (self.prefix, value, limit),
-        )
-        return [self._read(*row) for row in rows]
-
-    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
-        try:
-            texts = (key, answer) if coarse is None else (key, answer, coarse)
-            if not all(isinstance(value, str) for value in texts):
-                raise TypeError("a text is missing")
-            if latent is not None:
-                if not isinstance(latent, bytes):
-                    raise TypeError("latent is no blob")
-                latent = _vector(np.frombuffer(latent, dtype=np.float32))
-            advice = _from_json(answer, self.n_actions)
-            return _Row(seq, key, _Entry(advice, coarse, latent, seq=seq))
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            if seq not in self._met:
-                self._met.add(seq)
-                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
-                self.unreadable.append(message[:_MAX_MESSAGE])
-            return _Row(seq)
-
-
-def _to_json(advice: Advice) -> str:
-    # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
-    return json.dumps([[float(value) for value in advice.logits], float(advice.confidence)])
 
 
 def _from_json(text: str, n_actions: int | None) -> Advice:
