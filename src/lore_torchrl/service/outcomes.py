@@ -1,11 +1,12 @@
-"""What became of the calls: usable advice or a kind of failure, and the counters."""
+"""The calls: questions in flight, what became of each, and the counters."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchrl import logger as torchrl_logger
@@ -24,6 +25,8 @@ from lore_torchrl.advisors.redaction import shown
 _LATENCIES = 1_000
 # Distinct kinds of failures: each is a metric, in some loggers a file.
 _MAX_KINDS = 64
+# Answered questions that are remembered; the cache keeps the answers in any case.
+_MAX_DONE = 1_024
 _COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded")
 
 
@@ -43,15 +46,7 @@ class Outcome:
 
 
 def judge(requests: Sequence[AdviceRequest], result: Any) -> Outcome:
-    """Sort what an advisor returned, or the exception that it raised, into answers and errors.
-
-    Examples:
-        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> judge([request], [Advice(logits=(1.0,))]).results
-        [AdviceError('1 logits for 2 actions')]
-        >>> [error.kind for error in judge([request] * 2, TimeoutError()).results]
-        ['timeout', 'timeout']
-    """
+    """Sort what an advisor returned, or the exception that it raised, into answers and errors."""
     if isinstance(result, (FatalAdviceError, KeyboardInterrupt, SystemExit)):
         return Outcome([None] * len(requests), _usage(result), fatal=result)
     if isinstance(result, BaseException):
@@ -183,3 +178,71 @@ class CallCounters:
         for name in _COUNTS:
             setattr(self, name, state[name])
         self.usage = Usage(*state["usage"])
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One question that was paid for; its keys have the prefix of who was asked."""
+
+    advice_id: int
+    request: AdviceRequest
+    cache_key: str
+    abstract_state: str | None
+    latent: Any
+    started: float = field(default_factory=time.monotonic)
+    done: bool = False  # answered or given up
+    answer: Advice | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was asked."""
+        return time.monotonic() - self.started
+
+
+class TicketTable:
+    """All questions in flight, and the last 1,024 that are done; its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Ticket] = {}  # by the request's own key
+        self._done: dict[int, Ticket] = {}
+
+    def __len__(self) -> int:
+        """Return how many are in flight."""
+        return len(self._open)
+
+    def __getitem__(self, advice_id: int) -> Ticket | None:
+        """Return a ticket by its number, ``None`` if it is unknown or forgotten."""
+        if advice_id in self._done:
+            return self._done[advice_id]
+        return next((t for t in self._open.values() if t.advice_id == advice_id), None)
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest question in flight was asked, 0 without any."""
+        return max((ticket.age_s for ticket in self._open.values()), default=0.0)
+
+    def in_flight(self, key: str) -> int:
+        """Return the number of the question in flight about a situation, 0 for none."""
+        return self._open[key].advice_id if key in self._open else 0
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Enter questions that are asked now."""
+        self._open.update((ticket.request.cache_key, ticket) for ticket in tickets)
+
+    def finish(self, ticket: Ticket, answer: Advice | None) -> None:
+        """Enter an answer, or ``None`` for a question that none will come to."""
+        if self._open.get(ticket.request.cache_key) is ticket:
+            del self._open[ticket.request.cache_key]
+        ticket.done, ticket.answer = True, answer
+        # A picture may be large, and who looks here reads the text.
+        ticket.request = replace(ticket.request, image=None)
+        self._done[ticket.advice_id] = ticket
+        if len(self._done) > _MAX_DONE:
+            del self._done[next(iter(self._done))]
+
+    def give_up(self) -> list[Ticket]:
+        """Give up all questions in flight, and return them."""
+        tickets = list(self._open.values())
+        for ticket in tickets:
+            self.finish(ticket, None)
+        return tickets

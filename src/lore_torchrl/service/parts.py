@@ -24,26 +24,30 @@ class _Part:
             setattr(self, name, copy(state[name.lstrip("_")]))
 
 
-class OutageBackoff(_Part):
+class _Pause(_Part):
+    """Environment steps of all rows during which no call is made."""
+
+    left = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call may be made now; during an outage a single one."""
+        return self.left == 0
+
+    def advance(self, steps: int) -> None:
+        """Let ``steps`` environment steps pass."""
+        self.left = max(0, self.left - steps)
+
+
+class OutageBackoff(_Pause):
     """Exponential back-off during an outage; one call probes the advisor after each pause.
 
     A failure that likely repeats (no connection, timeout, status 429 or 5xx) begins an
-    outage at once. Any other failure, such as an unreadable answer, begins one at the third
-    in a row. The n-th pause lasts base_steps · 2^(n-1) environment steps of all rows, at
-    most ``max_steps``, or ``max_free_steps`` if the failed call was refunded. Usable advice
-    ends the outage.
-
-    :attr:`out` says whether there is an outage, :attr:`left` how many steps of its pause are
-    left and :attr:`steps` how many it has lasted.
-
-    Args:
-        base_steps: First pause, in environment steps of all rows, at least 1. Default: ``32``.
-        max_free_steps: Longest pause after a refunded call, at least
-            ``base_steps``. Default: ``128``.
-        max_steps: Longest pause, at least ``max_free_steps``. Default: ``4096``.
-
-    Raises:
-        ValueError: If a pause is out of its range.
+    outage at once, any other one, such as an unreadable answer, at the third in a row. The
+    n-th pause lasts base_steps · 2^(n-1) environment steps of all rows, at most
+    ``max_steps``, or ``max_free_steps`` if the failed call was refunded. Usable advice ends
+    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted. Raises a
+    ``ValueError`` unless 1 <= base_steps <= max_free_steps <= max_steps.
     """
 
     # Unreadable answers in a row that begin an outage.
@@ -55,9 +59,8 @@ class OutageBackoff(_Part):
     ) -> None:
         if not 1 <= base_steps <= max_free_steps <= max_steps:
             raise ValueError(
-                "OutageBackoff needs 1 <= base_steps <= max_free_steps <= max_steps, got "
-                f"base_steps={base_steps}, max_free_steps={max_free_steps}, "
-                f"max_steps={max_steps}."
+                f"Pauses must grow from 1 on, got base_steps={base_steps}, "
+                f"max_free_steps={max_free_steps}, max_steps={max_steps}."
             )
         self.base_steps = base_steps
         self.max_free_steps = max_free_steps
@@ -70,14 +73,9 @@ class OutageBackoff(_Part):
         self._next = self._before = self.base_steps
         self._unreadable = 0
 
-    @property
-    def ready(self) -> bool:
-        """Whether a call may be made now; during an outage a single one."""
-        return self.left == 0
-
     def advance(self, steps: int) -> None:
         """Let ``steps`` environment steps pass."""
-        self.left = max(0, self.left - steps)
+        super().advance(steps)
         self.steps += steps if self.out else 0
 
     def begin_call(self) -> None:
@@ -86,21 +84,17 @@ class OutageBackoff(_Part):
             self._before = self._next
             self._pause()
 
-    def withdraw_call(self) -> None:
-        """Undo the pause's growth: the call was not made, or its end says nothing."""
-        if self.out:
-            self._next = self._before
+    def observe(self, *, ok: bool, lasting: bool | None = True, free: bool = False) -> None:
+        """Record the end of one call: ``ok`` with usable advice, ``free`` if it was refunded.
 
-    def observe(self, *, ok: bool, lasting: bool = True, free: bool = False) -> None:
-        """Record the end of one call.
-
-        Keyword Args:
-            ok: Whether it brought usable advice.
-            lasting: Whether the next call would likely fail as well. Default: ``True``.
-            free: Whether the failed call was refunded. Default: ``False``.
+        A failure is ``lasting`` if the next call would likely fail as well; ``None`` if its
+        end says nothing, or it was not made: then the pause does not grow.
         """
         if ok:
             self._reset()
+            return
+        if lasting is None:
+            self._next = self._before if self.out else self._next
             return
         self._unreadable = 0 if lasting else self._unreadable + 1
         if not lasting and self._unreadable < self._UNREADABLE:
@@ -120,18 +114,11 @@ class OutageBackoff(_Part):
         self._next = min(2 * self._next, self.max_steps)
 
 
-class Cooldown(_Part):
-    """A pause after each call, and another one after each success.
+class Cooldown(_Pause):
+    """A pause of ``steps`` after each call, and of ``steps_after_success`` after a success.
 
-    Environment steps of all rows add up: with four environments, one vector step is four.
-
-    Args:
-        steps: Environment steps between two calls. Default: ``0``.
-        steps_after_success: Environment steps without a call after a success.
-            Default: ``0``.
-
-    Raises:
-        ValueError: If either is negative.
+    Both count environment steps of all rows together and are 0 by default; a ``ValueError``
+    tells of negative ones.
     """
 
     _saved = ("left",)
@@ -144,16 +131,6 @@ class Cooldown(_Part):
             )
         self.steps = steps
         self.steps_after_success = steps_after_success
-        self.left = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether a call may be made now."""
-        return self.left == 0
-
-    def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass."""
-        self.left = max(0, self.left - steps)
 
     def start(self) -> None:
         """Start the pause after a call."""
@@ -167,16 +144,10 @@ class Cooldown(_Part):
 class MacroBoundaries(_Part):
     """Trigger at an episode's start, and after many steps without reward.
 
-    A boundary stays due until the row is served. Otherwise a cooldown, or a row with a
-    higher score, would lose it for the episode.
-
-    Args:
-        after_reset: Whether a reset is a boundary. Default: ``True``.
-        no_reward_steps: Steps of one row without a reward above 0 that make a
-            boundary; ``None`` for never. Default: ``None``.
-
-    Raises:
-        ValueError: If ``no_reward_steps`` is below 1, or no boundary could ever occur.
+    A boundary stays due until the row is served. ``after_reset`` says whether a reset is one
+    (by default), ``no_reward_steps`` after how many steps of one row without a reward above 0
+    there is one; ``None``, the default, for never. Raises a ``ValueError`` if that is below 1,
+    or no boundary could ever occur.
     """
 
     _saved = ("_fresh", "_dry")
@@ -185,22 +156,14 @@ class MacroBoundaries(_Part):
         if no_reward_steps is not None and no_reward_steps < 1:
             raise ValueError(f"no_reward_steps must be at least 1 or None, got {no_reward_steps}.")
         if not after_reset and no_reward_steps is None:
-            raise ValueError(
-                "MacroBoundaries(after_reset=False, no_reward_steps=None) would never ask. "
-                "Switch one of them on."
-            )
+            raise ValueError("MacroBoundaries without after_reset and steps would never ask.")
         self.after_reset = after_reset
         self.no_reward_steps = no_reward_steps
         self._fresh: list[bool] = []
         self._dry: list[int] = []
 
     def update(self, *, resets: Sequence[bool], rewards: Sequence[float] | None) -> None:
-        """Record one step of all rows.
-
-        Args:
-            resets: Whether each row has just been reset.
-            rewards: Reward of each row; ``None`` where no row made a step.
-        """
+        """Record one step of all rows; ``rewards`` is ``None`` where no row made one."""
         self._fresh = _sized(self._fresh, len(resets), False)
         self._dry = _sized(self._dry, len(resets), 0)
         for row, reset in enumerate(resets):
@@ -222,35 +185,23 @@ class MacroBoundaries(_Part):
 
 
 class Novelty(_Part):
-    """Trigger on rarely visited situations: 1/√n above a threshold at the n-th visit.
+    """Trigger on rarely visited situations: while 1/√n at the n-th visit is above a threshold.
 
-    Args:
-        threshold: Due while 1/√n is above it, at least 0 and below 1. With 0.5 these
-            are the first three visits.
-        max_keys: Situations remembered, at least 1; the least recently visited is
-            forgotten first. Default: ``100_000``.
-
-    Raises:
-        ValueError: If a number is out of its range.
+    With 0.5 these are the first three visits. The 100,000 most recently visited situations are
+    remembered. Raises a ``ValueError`` if ``threshold`` is not in ``[0, 1)``.
     """
 
-    def __init__(self, threshold: float, max_keys: int = 100_000) -> None:
+    max_keys = 100_000
+
+    def __init__(self, threshold: float) -> None:
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"Novelty needs a threshold in [0, 1), got {threshold}.")
-        if max_keys < 1:
-            raise ValueError(f"max_keys must be at least 1, got {max_keys}.")
         self.threshold = threshold
-        self.max_keys = max_keys
         self._visits: OrderedDict[str, int] = OrderedDict()
         self._due: list[bool] = []
 
     def update(self, situations: Sequence[str | None]) -> None:
-        """Count one visit for each row.
-
-        Args:
-            situations: Key, exact or of the abstract state, of the situation that each row has just
-                entered; ``None`` where it entered none.
-        """
+        """Count a visit to the situation that each row has entered, ``None`` for none."""
         self._due = _sized(self._due, len(situations), False)
         for row, key in enumerate(situations):
             if key is None:
@@ -283,49 +234,26 @@ class Novelty(_Part):
 class TDErrorSpike(_Part):
     """Trigger on TD errors far above the mean, with hysteresis.
 
-    z = (|td| - mean) / std, with mean and std over all rows as moving averages. A row
-    becomes due at z >= ``high`` and stays so, also after a call, until z <= ``low`` or
-    its episode ends: the gap keeps a value near one threshold from flickering.
-
-    Args:
-        high: z at which a row becomes due. Default: ``3.0``.
-        low: z at which it is no longer, below ``high``. Default: ``1.0``.
-        decay: Weight of the past in the moving averages, between 0 and 1.
-            Default: ``0.99``.
-        warmup: Values that are only averaged, at least 2. Default: ``100``.
-
-    Raises:
-        ValueError: If a number is out of its range.
+    z = (|td| - mean) / std, with moving averages over all rows, in which the past weighs
+    0.99; the first 100 values are only averaged. A row becomes due at z >= ``high`` (3 by
+    default) and stays so, also after a call, until z <= ``low`` (1) or its episode ends.
+    Raises a ``ValueError`` if not ``low < high``, both finite.
     """
 
+    decay, warmup = 0.99, 100
     _saved = ("_count", "_mean", "_variance", "_on")
 
-    def __init__(
-        self, high: float = 3.0, low: float = 1.0, *, decay: float = 0.99, warmup: int = 100
-    ) -> None:
+    def __init__(self, high: float = 3.0, low: float = 1.0) -> None:
         if not (math.isfinite(high) and math.isfinite(low) and low < high):
             raise ValueError(f"TDErrorSpike needs finite low < high, got low={low}, high={high}.")
-        if not 0.0 < decay < 1.0:
-            raise ValueError(f"decay must lie between 0 and 1, got {decay}.")
-        if warmup < 2:
-            raise ValueError(f"warmup must be at least 2 values, got {warmup}.")
         self.high = high
         self.low = low
-        self.decay = decay
-        self.warmup = warmup
         self._count = 0
-        self._mean = 0.0
-        self._variance = 0.0
+        self._mean = self._variance = 0.0
         self._on: list[bool] = []
 
     def update(self, td_errors: Sequence[float | None], *, resets: Sequence[bool]) -> None:
-        """Record one step of all rows.
-
-        Args:
-            td_errors: TD error of each row, of either sign. A row with ``None``, or a
-                number that is not finite, stays as it is.
-            resets: Whether each row has just been reset.
-        """
+        """Record one step of all rows; without a finite error a row stays as it is."""
         self._on = _sized(self._on, len(td_errors), False)
         for row, (value, reset) in enumerate(zip(td_errors, resets, strict=True)):
             if reset:
@@ -348,6 +276,9 @@ class TDErrorSpike(_Part):
     def due(self, row: int) -> bool:
         """Whether the TD error of ``row`` has spiked and not calmed down yet."""
         return self._on[row]
+
+    def serve(self, row: int) -> None:
+        """Leave ``row`` due until it calms down."""
 
 
 def _sized(values: list[Any], rows: int, start: Any) -> list[Any]:

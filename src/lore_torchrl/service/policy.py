@@ -22,17 +22,10 @@ from lore_torchrl.service.store import SharedLock
 class StepSignals:
     """What one vector step tells the call policy, one entry per row.
 
-    Args:
-        scores: Acquisition score of each row: the weight that advice would have, 0 to 1. A
-            row whose score is not finite is not asked about.
-        resets: Whether each row was just reset. Default: none was.
-        rewards: Reward of each row; ``None`` at a reset, where no row moved. Default: ``None``.
-        successes: Whether each row just succeeded. Default: none did.
-        td_errors: TD error of each row, ``None`` where unknown. Default: unknown.
-        steps: Environment steps that passed. Default: the number of rewards.
-
-    Raises:
-        ValueError: If the entries disagree on the number of rows.
+    ``scores`` are acquisition scores: the weight that advice would have, 0 to 1; a row whose
+    score is not finite is not asked about. ``rewards`` are ``None`` at a reset, where no row
+    moved. ``steps`` counts the environment steps that passed, by default the rewards. A
+    ``ValueError`` tells of entries that disagree on the number of rows.
     """
 
     scores: Sequence[float]
@@ -62,8 +55,6 @@ class CallPolicy:
     budget, or for a score below ``min_beta``. Of the remaining rows the ``calls_per_step``
     with the highest score are asked about. Rows with equal scores take turns.
 
-    The thread that asks may report results while another one chooses.
-
     Args:
         budget: Ledger that limits the calls; the service spends from it.
         cooldown: Pause after calls and successes. Default: none.
@@ -79,11 +70,6 @@ class CallPolicy:
     Raises:
         ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
             triggers would do nothing beside ``always``, or none is on without it.
-
-    Examples:
-        >>> policy = CallPolicy(CallBudget(10), min_beta=0.2)
-        >>> policy.choose([0, 1, 2], StepSignals([0.1, 0.9, 0.3]))
-        [1]
     """
 
     def __init__(
@@ -132,26 +118,13 @@ class CallPolicy:
         served: Sequence[int] = (),
         situations: Sequence[str | None] | None = None,
     ) -> list[int]:
-        """Let one vector step pass and return the rows to ask about.
+        """Let one vector step pass and return the rows to ask about, highest score first.
 
-        The caller asks about every returned row: cooldown and back-off start here.
-
-        Args:
-            candidates: Rows that a new answer would serve.
-            signals: What the step tells about each row.
-
-        Keyword Args:
-            served: Rows that have advice already, which counts as an answer to their
-                boundary. Default: none.
-            situations: Key of the situation each row entered, ``None`` for a row that did
-                not move. ``novelty`` needs it. Default: none.
-
-        Returns:
-            Rows to ask about, highest score first.
-
-        Raises:
-            StoreError: If the budget's store cannot be read.
-            ValueError: If ``novelty`` is on without ``situations``.
+        The caller asks about every returned row: cooldown and back-off start here. Candidates
+        are the rows that a new answer would serve; ``served`` ones have advice already, which
+        counts as an answer to their boundary. ``situations`` are the keys that the rows
+        entered, ``None`` for a row that did not move; ``novelty`` raises a ``ValueError``
+        without them. A store that cannot be read raises a ``StoreError``.
         """
         if self.novelty is not None and situations is None:
             raise ValueError("novelty counts situations: pass situations, a key for each row.")
@@ -175,10 +148,12 @@ class CallPolicy:
         if not candidates or not self.cooldown.ready or not self.outage.ready:
             return []
         most = min(1 if self.outage.out else self.calls_per_step, self.budget.remaining)
+        triggers = [t for t in (self.boundaries, self.novelty, self.td_spike) if t is not None]
         eligible = [
             row
             for row in candidates
-            if math.isfinite(scores[row]) and scores[row] >= self.min_beta and self._due(row)
+            if math.isfinite(scores[row]) and scores[row] >= self.min_beta
+            if self.always or any(trigger.due(row) for trigger in triggers)
         ]
         # Without turns, equal scores would starve every row but the first.
         rows = len(scores)
@@ -189,25 +164,15 @@ class CallPolicy:
             self._last_call_step = self._step
             self.cooldown.start()
             self.outage.begin_call()
-        for trigger in (self.boundaries, self.novelty):
-            if trigger is not None:
-                for row in chosen:
-                    trigger.serve(row)
+        for trigger in triggers:
+            for row in chosen:
+                trigger.serve(row)
         return chosen
 
-    def _due(self, row: int) -> bool:
-        triggers = (self.boundaries, self.novelty, self.td_spike)
-        return self.always or any(t is not None and t.due(row) for t in triggers)
-
-    def observe_result(self, *, ok: bool, lasting: bool = True, free: bool = False) -> None:
+    def observe_result(self, *, ok: bool, lasting: bool | None = True, free: bool = False) -> None:
         """Record the end of a call, whenever it comes: see :meth:`OutageBackoff.observe`."""
         with self._lock:
             self.outage.observe(ok=ok, lasting=lasting, free=free)
-
-    def withdraw_call(self) -> None:
-        """Record that a chosen call was not made, or that its end says nothing."""
-        with self._lock:
-            self.outage.withdraw_call()
 
     def stats(self) -> dict[str, float]:
         """Return ``budget_left`` (calls), ``cooldown_left``, ``last_call_step`` and
@@ -241,6 +206,6 @@ class CallPolicy:
             for name, part in self._parts().items():
                 if name in state:
                     part.load_state_dict(state[name])
-            self._turn = int(state["turn"])
-            self._step = int(state.get("step", 0))
-            self._last_call_step = int(state.get("last_call_step", 0))
+            self._turn = state["turn"]
+            self._step = state.get("step", 0)
+            self._last_call_step = state.get("last_call_step", 0)

@@ -30,10 +30,9 @@ from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
-from lore_torchrl.service.outcomes import CallCounters, Outcome, judge
+from lore_torchrl.service.outcomes import CallCounters, Outcome, Ticket, TicketTable, judge
 from lore_torchrl.service.policy import CallPolicy, StepSignals
 from lore_torchrl.service.store import StoreError, patience
-from lore_torchrl.service.tickets import Ticket, TicketTable
 
 # Seconds that a step waits for other processes that write to the store, before it pays and
 # while it keeps a batch's answers.
@@ -45,17 +44,12 @@ _GRACE_S, _CLOSE_S, _LAST_S = 0.5, 1.0, 1.0
 
 
 class Query(NamedTuple):
-    """The situation of one row, and how to ask about it.
+    """The situation of one row, by its exact ``key``, and how to ask about it.
 
-    Attributes:
-        key: Exact key of the situation.
-        request: Returns the question, with ``key`` as its ``cache_key``. Called only if the
-            advisor is asked.
-        row: Row of the batch. Default: ``0``.
-        abstract_state: Abstract state whose answers serve. Default: none.
-        latent: Latent ``[D]`` near which answers serve. Default: none.
-        no_op: Advised action that was just taken, without changing the situation or gaining
-            reward; its advice no longer serves here. Default: none.
+    ``request`` returns the question, with ``key`` as its ``cache_key``, and is called only if
+    the advisor is asked. Answers of the same ``abstract_state``, or of a ``latent`` ``[D]``
+    nearby, serve too. ``no_op`` is the advised action that was just taken, without changing
+    the situation or gaining reward; its advice no longer serves here.
     """
 
     key: str
@@ -69,12 +63,9 @@ class Query(NamedTuple):
 class Reply(NamedTuple):
     """What a row gets.
 
-    Attributes:
-        advice_id: Number of the question that the row's answer comes, or will come, from; 0
-            for none, and for advice from the cache.
-        advice: The advice, ``None`` for none (yet).
-        fallback: Whether ``advice`` is another answer that serves until that of question
-            ``advice_id`` comes.
+    ``advice_id`` is the number of the question that its answer comes, or will come, from; 0
+    for none, and for ``advice`` from the cache. A ``fallback`` is another answer that serves
+    until that of the question comes.
     """
 
     advice_id: int = 0
@@ -93,14 +84,13 @@ class AdviceService:
 
     ``mode="blocking"`` waits for each answer: deterministic if the advisor is.
     ``mode="async"`` never waits: a question gets a number, the step goes on, the answer
-    enters the cache when it comes, and :meth:`answers` returns it by its number. A situation
-    whose question is in flight is not asked about again. What is in flight when the service
-    is closed, killed, or restored from a checkpoint is lost: counted, never refunded.
+    enters the cache when it comes, and :meth:`answers` returns it by its number. What is in
+    flight when the service is closed, killed, or restored from a checkpoint is lost: counted,
+    never refunded.
 
-    If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key.
-
-    A blocking service whose budget has a ``store`` can be pickled: the copy spends from the
-    same ledger and counts its own calls.
+    If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key. A
+    blocking service whose budget has a ``store`` can be pickled: the copy spends from the same
+    ledger and counts its own calls.
 
     Args:
         advisor: Whom to ask.
@@ -116,15 +106,6 @@ class AdviceService:
             or without a store.
         ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
             finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
-
-    Examples:
-        >>> class Right:
-        ...     async def advise(self, requests):
-        ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
-        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> with AdviceService(Right(), budget=CallBudget(10)) as service:
-        ...     service.ask([request])[0].advice.logits
-        (0.0, 3.0)
     """
 
     def __init__(
@@ -196,13 +177,8 @@ class AdviceService:
     def step(self, queries: Sequence[Query], signals: StepSignals | None) -> list[Reply]:
         """Look up the rows' situations, and ask about those that the call policy chooses.
 
-        Args:
-            queries: The rows that need advice, each in the situation it has just entered.
-            signals: What the step tells the policy about all rows; ``None`` to look up
-                only, where no cost and no counter moves.
-
-        Returns:
-            One reply per query. Rows in the same situation share a question.
+        Rows in the same situation share a question. With ``signals`` of ``None`` it looks up
+        only: no cost and no counter moves.
 
         Raises:
             FatalAdviceError: If the advisor says that no run should go on.
@@ -213,7 +189,7 @@ class AdviceService:
         candidates: dict[int, int] = {}  # from a row to its query
         served: list[int] = []
         for place, query in enumerate(queries):
-            keys = self._prefixed(query.key), self._prefixed(query.abstract_state)
+            keys = self._keys(query)
             if query.no_op is not None:
                 self.cache.filter_no_op(keys[0], query.no_op)
             reply = self._find(query, count=armed)
@@ -228,12 +204,8 @@ class AdviceService:
         situations: list[str | None] = [None] * len(signals.scores)
         for query in queries:
             situations[query.row] = query.key
-        chosen = self.policy.choose(
-            list(candidates) if self._may_ask else [],
-            signals,
-            served=served,
-            situations=situations,
-        )
+        rows = list(candidates) if self._may_ask else []
+        chosen = self.policy.choose(rows, signals, served=served, situations=situations)
         bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
         for place in candidates.values():
             reply, known = bought.get(queries[place].key), replies[place].advice
@@ -247,16 +219,9 @@ class AdviceService:
     def ask(self, requests: Sequence[AdviceRequest]) -> list[Reply]:
         """Ask about each situation that is neither cached nor in flight, whatever the policy.
 
-        Args:
-            requests: The questions, of one batch and under one deadline. Requests with the
-                same key are asked once; those beyond the budget are not asked.
-
-        Returns:
-            One reply per request: in blocking mode with the answer, in async mode with the
-            number of the question.
-
-        Raises:
-            FatalAdviceError: If the advisor says that no run should go on.
+        The requests are one batch under one deadline. Those with the same key are asked once,
+        those beyond the budget are not. A reply has the answer in blocking mode, in async mode
+        the number of the question. Raises a :class:`FatalAdviceError` as :meth:`step` does.
         """
         queries = [Query(request.cache_key, lambda r=request: r) for request in requests]
         known = {query.key: self._find(query, count=False) for query in queries}
@@ -274,14 +239,15 @@ class AdviceService:
             advice_id = self._tickets.in_flight(query.key)
         advice = None
         with self._storing():
-            advice = look(
-                self._prefixed(query.key), self._prefixed(query.abstract_state), query.latent
-            )
+            advice = look(*self._keys(query), query.latent)
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
-    def _prefixed(self, key: str | None) -> str | None:
+    def _keys(self, query: Query) -> tuple[str, str | None]:
+        """Return the keys of a situation and its abstract state in the cache."""
         prefix = getattr(self.advisor, "cache_prefix", "")
-        return key if key is None or prefix == self.cache.prefix else f"{prefix}{key}"
+        prefix = "" if prefix == self.cache.prefix else prefix
+        state = query.abstract_state
+        return prefix + query.key, None if state is None else prefix + state
 
     @property
     def _free_places(self) -> int:
@@ -289,10 +255,7 @@ class AdviceService:
 
     @property
     def _may_ask(self) -> bool:
-        """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent.
-
-        So the first answer is waited for before a second question.
-        """
+        """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent."""
         with self._lock:
             silent = self._tickets.oldest_s > 2.0 * self.counters.latency(0.95)
             return not silent and self._end is None and self._free_places > 0
@@ -335,20 +298,14 @@ class AdviceService:
         except StoreError as error:
             # What cannot be entered into the ledger is not asked.
             self._record(error.kind, str(error), len(questions))
-            self.policy.withdraw_call()
+            self.policy.observe_result(ok=False, lasting=None)
             return []
         if beyond := len(questions) - paid:
             self._record("budget", f"{beyond} questions beyond the budget", beyond)
         with self._lock:
             self.counters.calls += paid
             tickets = [
-                Ticket(
-                    self._last_id + number,
-                    request,
-                    self._prefixed(query.key),
-                    self._prefixed(query.abstract_state),
-                    query.latent,
-                )
+                Ticket(self._last_id + number, request, *self._keys(query), query.latent)
                 for number, (query, request) in enumerate(questions[:paid], 1)
             ]
             self._last_id += paid
@@ -358,8 +315,22 @@ class AdviceService:
     def _wait_for(self, tickets: Sequence[Ticket]) -> None:
         """Ask and wait for the answers of one batch."""
         try:
-            outcome = self._keep(tickets, self._run(tickets))
+            future = self._waited_for = self._loop().submit(self._attempt(tickets))
+            if self._end is not None:
+                future.cancel()
+            try:
+                result = future.result(self.timeout_s + _GRACE_S)
+            except CancelledError:
+                result = StoppedError("The run is being stopped.")
+            except TimeoutError as error:
+                # The advisor blocks its loop: abandon both and start new ones next time.
+                result = error
+                future.cancel()
+                self._abandon_loop()
+            outcome = self._keep(tickets, result)
         except BaseException:
+            if self._waited_for is not None:
+                self._waited_for.cancel()
             with self._lock:
                 self.counters.lost += len(tickets)
                 for ticket in tickets:
@@ -368,21 +339,6 @@ class AdviceService:
         self._finish(tickets, outcome, late=False)
         if outcome.fatal is not None:
             raise outcome.fatal
-
-    def _run(self, tickets: Sequence[Ticket]) -> Any:
-        future = self._waited_for = self._loop().submit(self._attempt(tickets))
-        if self._end is not None:
-            future.cancel()
-        try:
-            return future.result(self.timeout_s + _GRACE_S)
-        except CancelledError:
-            return StoppedError("The run is being stopped.")
-        except TimeoutError as error:
-            # The advisor blocks its loop: abandon both and start new ones next time.
-            self._abandon_loop()
-            return error
-        finally:
-            future.cancel()
 
     async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
         """Return the advisor's answers, or what it raised."""
@@ -439,7 +395,7 @@ class AdviceService:
                         abstract_state=ticket.abstract_state,
                         latent=ticket.latent,
                     )
-                self._tell_policy(None, free=False)
+                self._tell_policy(None)
             elif result is not None:
                 refunded = 0
                 # A call that no server saw is given back.
@@ -455,16 +411,12 @@ class AdviceService:
                 self.counters.usage += outcome.usage
         return outcome
 
-    def _tell_policy(self, failure: AdviceError | None, *, free: bool) -> None:
+    def _tell_policy(self, failure: AdviceError | None, *, free: bool = False) -> None:
         """Tell the policy how a call ended, and the log when an outage begins or ends."""
         outage = self.policy.outage
         was_out, steps = outage.out, outage.steps
-        if failure is None:
-            self.policy.observe_result(ok=True)
-        elif failure.lasting is None:
-            self.policy.withdraw_call()
-        else:
-            self.policy.observe_result(ok=False, lasting=failure.lasting, free=free)
+        lasting = None if failure is None else failure.lasting
+        self.policy.observe_result(ok=failure is None, lasting=lasting, free=free)
         if outage.out and not was_out:
             torchrl_logger.warning(
                 f"Advice stops ({failure.kind}): {shown(str(failure), 500).rstrip('.')}. The "
@@ -507,19 +459,13 @@ class AdviceService:
         """Return the answers to questions that are no longer in flight, by their numbers.
 
         The answer is ``None`` for a question that was lost, or answered more than 1,024
-        questions ago.
-
-        Raises:
-            FatalAdviceError: If the advisor has said that no run should go on.
+        questions ago. Raises a :class:`FatalAdviceError` as :meth:`step` does.
         """
         self._check()
         with self._lock:
             tickets = {advice_id: self._tickets[advice_id] for advice_id in advice_ids}
-            return {
-                advice_id: None if ticket is None else ticket.answer
-                for advice_id, ticket in tickets.items()
-                if ticket is None or ticket.done
-            }
+            done = {n: ticket for n, ticket in tickets.items() if ticket is None or ticket.done}
+            return {n: None if ticket is None else ticket.answer for n, ticket in done.items()}
 
     def _check(self) -> None:
         """Abandon a loop that its advisor blocks, and raise what an async question raised."""
@@ -595,22 +541,20 @@ class AdviceService:
 
         ``calls`` were made by this service: ``in_time`` for the step that asked, ``late``
         (both together ``answered``), ``lost`` (``failed``, or given up at a close or resume)
-        or ``in_flight``. ``refunded`` ones reached no server and are no calls. ``hit_rate``
-        is the fraction of look-ups that found advice, 0 before the first. The rest is the
-        policy's own.
+        or ``in_flight``. ``refunded`` ones reached no server and are no calls.
         """
         with self._lock:
             counters, in_flight = self.counters.stats(), len(self._tickets)
-        found = self.cache.hits + self.cache.shared_hits
-        lookups = found + self.cache.misses
+        cache = self.cache
+        found = cache.hits + cache.shared_hits
         return {
             **counters,
             "in_flight": float(in_flight),
-            "cache_hits": float(self.cache.hits),
-            "cache_misses": float(self.cache.misses),
-            "cache_shared_hits": float(self.cache.shared_hits),
-            "noops_filtered": float(self.cache.noops_filtered),
-            "hit_rate": found / lookups if lookups else 0.0,
+            "cache_hits": float(cache.hits),
+            "cache_misses": float(cache.misses),
+            "cache_shared_hits": float(cache.shared_hits),
+            "noops_filtered": float(cache.noops_filtered),
+            "hit_rate": found / max(1, found + cache.misses),
             **self.policy.stats(),
         }
 
