@@ -150,9 +150,7 @@ class LoRe:
         if self.late is not None:
             self.observed_keys += (keys.ADVICE_ID, keys.FALLBACK)
         self.observer = AdviceObserver(
-            self.bandit,
-            exhausted=lambda: self.service.budget.remaining == 0,
-            device=self.device,
+            self.bandit, exhausted=lambda: self.service.budget.remaining == 0
         )
         self._batches = 0
         self._loss: LoReActorLoss | None = None

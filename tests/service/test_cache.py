@@ -59,5 +59,5 @@ def test_loading_into_a_smaller_cache_keeps_the_newest():
 
 
 def test_rejects_no_room():
-    with pytest.raises(ValueError, match="max_entries=0"):
+    with pytest.raises(ValueError, match="max_entries must be at least 1, got 0"):
         AdviceCache(max_entries=0)

@@ -71,7 +71,7 @@ def test_calls_that_were_not_made_do_not_lengthen_the_pauses():
     for _ in range(5):
         pause.advance(pause.left)
         pause.begin_call()
-        pause.withdraw_call()
+        pause.observe(ok=False, lasting=None)
         assert pause.left == 8
 
 

@@ -50,7 +50,9 @@ def test_novelty_makes_a_row_eligible():
 
 
 def test_a_spike_makes_a_row_eligible_until_it_calms_down():
-    policy = triggered(td_spike=TDErrorSpike(warmup=30, decay=0.999))
+    spike = TDErrorSpike()
+    spike.warmup, spike.decay = 30, 0.999
+    policy = triggered(td_spike=spike)
     for n in range(10):
         assert step(policy, td_errors=[0.9, 1.1, 1.0 + 0.1 * (-1) ** n]) == []
     assert step(policy, td_errors=[1.0, 2.0, None]) == [1]
@@ -90,7 +92,7 @@ def test_what_tries_an_advisor_again_is_a_single_call():
 
 def test_switched_off_parts_leave_no_trace():
     policy = make_policy()
-    always = {"cooldown", "boundaries", "outage"}
+    always = {"cooldown", "outage"}
     assert set(policy.state_dict()) == always | {"turn", "step", "last_call_step"}
     left = {"budget_left", "cooldown_left", "outage_pause_left"}
     assert set(policy.stats()) == left | {"last_call_step"}
@@ -107,10 +109,12 @@ def test_an_older_state_leaves_new_parts_fresh():
 
 
 def everything(total, *, pause, after_success, calls_per_step, always, min_beta):
+    spike = TDErrorSpike(high=1.0, low=0.2)
+    spike.warmup, spike.decay = 4, 0.9
     triggers = {
         "boundaries": MacroBoundaries(no_reward_steps=2),
         "novelty": Novelty(0.6),
-        "td_spike": TDErrorSpike(high=1.0, low=0.2, warmup=4, decay=0.9),
+        "td_spike": spike,
     }
     return make_policy(
         total,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.data import Bounded
@@ -42,7 +42,8 @@ class AdviceBandit(TensorDictModuleBase):
     Placed in front of the acting policy it writes the mixing coefficient of each
     environment's segment, 0 or 1, which the policy multiplies :math:`\beta` with;
     :meth:`primer` carries it from step to step. In evaluation mode it keeps
-    what is carried.
+    what is carried. It reads ``"step_count"`` ``[*B, 1]`` of
+    :class:`~torchrl.envs.StepCounter`, for whole episodes ``"is_init"``.
 
     Sequential tests: https://doi.org/10.1214/aoms/1177731118. CUSUM:
     https://doi.org/10.1093/biomet/41.1-2.100.
@@ -55,21 +56,9 @@ class AdviceBandit(TensorDictModuleBase):
         decay: Forgetting of unadvised returns at each unadvised segment, in ``(0, 1]``.
             Default: ``0.9``.
         seed: Seed of the bandit's own random stream. Default: ``0``.
-        is_init_key: Boolean ``[*B, 1]``, true at the first step; read only where
-            ``segment_steps`` is ``None``. Default: ``"is_init"``.
-        step_count_key: Steps since the reset, ``[*B, 1]``, as
-            :class:`~torchrl.envs.StepCounter` writes them; read where ``segment_steps`` is
-            a number. Default: ``"step_count"``.
 
     Raises:
         ValueError: If an argument is out of range.
-
-    Examples:
-        >>> bandit = AdviceBandit()
-        >>> ones = torch.ones(12, 1)
-        >>> bandit.observe(advised=ones.bool(), segment_return=0 * ones, ended=ones.bool())
-        >>> bandit.probability().item() < 0.3
-        True
     """
 
     def __init__(
@@ -80,8 +69,6 @@ class AdviceBandit(TensorDictModuleBase):
         floor: float = 0.05,
         decay: float = 0.9,
         seed: int = 0,
-        is_init_key: NestedKey = "is_init",
-        step_count_key: NestedKey = "step_count",
     ):
         super().__init__()
         for name, value, fine, rule in (
@@ -101,7 +88,7 @@ class AdviceBandit(TensorDictModuleBase):
         for name in ("advised_segments", "ignored"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         # The steps since the reset tell a first step too.
-        begins_key = is_init_key if segment_steps is None else step_count_key
+        begins_key = "is_init" if segment_steps is None else "step_count"
         self.in_keys = [begins_key, keys.COEFFICIENT]
         self.out_keys = [keys.COEFFICIENT, ("next", keys.COEFFICIENT)]
 
@@ -133,12 +120,7 @@ class AdviceBandit(TensorDictModuleBase):
         return TensorDictPrimer(spec, random=False, default_value=0.0, expand_specs=True)
 
     def ends(self, done: Tensor, step_count: Tensor) -> Tensor:
-        """Return where a segment ends with a step, boolean.
-
-        Args:
-            done: Where the episode ends with it, boolean, any shape.
-            step_count: Steps since the reset, that one included, same shape.
-        """
+        """Return where a segment ends: ``done``, or after so many steps since the reset."""
         return done if self.segment_steps is None else done | (step_count % self.segment_steps == 0)
 
     def probability(self) -> Tensor:
@@ -164,10 +146,9 @@ class AdviceBandit(TensorDictModuleBase):
             if self.segment_steps is not None:
                 begins = begins % self.segment_steps == 0
             # One draw for each row, used or not: how many begin is known to the device only.
+            device = coefficient.device
             drawn = torch.rand(
-                coefficient.shape,
-                generator=self._generator_on(coefficient.device),
-                device=coefficient.device,
+                coefficient.shape, generator=self._generator_on(device), device=device
             )
             coefficient = torch.where(begins, drawn < self.probability(), coefficient)
         for key in self.out_keys:
@@ -176,15 +157,10 @@ class AdviceBandit(TensorDictModuleBase):
 
     @torch.no_grad()
     def observe(self, advised: Tensor, segment_return: Tensor, ended: Tensor) -> None:
-        """Learn from finished segments; the rows of a call count as simultaneous.
+        """Learn from the segments that ``ended``; the rows of a call count as simultaneous.
 
-        Args:
-            advised: Whether advice acted in the segment, boolean, any shape.
-            segment_return: Its undiscounted return, same shape.
-            ended: Rows at which a segment ended, boolean, same shape; others are left out.
-
-        Raises:
-            ValueError: If the shapes differ.
+        All have one shape, or a ``ValueError`` is raised: whether advice acted in the segment,
+        boolean; its undiscounted return; and where one ended, boolean.
         """
         shapes = [tuple(value.shape) for value in (advised, segment_return, ended)]
         if len(set(shapes)) > 1:

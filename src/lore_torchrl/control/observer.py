@@ -18,25 +18,13 @@ _LEAST_KL = 0.01
 class AdviceObserver:
     """Show the bandit each finished segment: whether advice acted in it, and what it returned.
 
-    Args:
-        bandit: The bandit, or ``None``. Needs ``step_count``.
-
-    Keyword Args:
-        exhausted: Returns whether no more answers can be bought. When they no longer can, the
-            advice is what it will be: the bandit is renewed, once. Default: ``None``.
-        device: Where the bandit lives. Default: ``"cpu"``.
+    It needs ``step_count``. When ``exhausted()`` says that no more answers can be bought, the
+    advice is what it will be: the bandit is renewed, once.
     """
 
-    def __init__(
-        self,
-        bandit: AdviceBandit | None,
-        *,
-        exhausted: Callable[[], bool] | None = None,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, bandit: AdviceBandit | None, *, exhausted: Callable[[], bool] | None = None):
         self.bandit = bandit
         self.exhausted = exhausted
-        self.device = torch.device(device)
         self._renewed = False
         self._running: torch.Tensor | None = None
         # Steps at which PriorNet's advice was used in place of an answer, whatever its weight.
@@ -73,7 +61,8 @@ class AdviceObserver:
         advised = (batch.get(keys.COEFFICIENT).squeeze(-1).cpu() > 0) & (
             divergence > _LEAST_KL * lengths
         )
-        self.bandit.observe(*(value.to(self.device) for value in (advised, returns, ends)))
+        device = self.bandit.log_odds.device
+        self.bandit.observe(*(value.to(device) for value in (advised, returns, ends)))
 
     def stats(self) -> dict[str, float]:
         """Return the numbers for the log."""

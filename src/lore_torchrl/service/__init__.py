@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.outage import OutageBackoff
-from lore_torchrl.service.policy import (
-    CallPolicy,
+from lore_torchrl.service.parts import (
     Cooldown,
     MacroBoundaries,
     Novelty,
-    StepSignals,
+    OutageBackoff,
     TDErrorSpike,
 )
+from lore_torchrl.service.policy import CallPolicy, StepSignals
 from lore_torchrl.service.service import AdviceService, Query, Reply
 from lore_torchrl.service.store import AdviceStore, StoreError
 

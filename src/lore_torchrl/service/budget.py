@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,36 +33,30 @@ class DamagedLedgerError(StoreError):
 
 
 class Spent(NamedTuple):
-    """What a ledger holds.
-
-    Args:
-        calls: Calls made.
-        tokens: Tokens that answers have reported.
-        cost: Money that answers have cost, in the currency of the configured prices.
-        refunds: Calls given back since no server took a byte of them.
-    """
+    """What a ledger holds; ``refunds`` are the calls of which no server took a byte."""
 
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
     refunds: int = 0
 
+    def plus(self, more: Spent) -> Spent:
+        """Return the sum of both."""
+        return Spent(*(a + b for a, b in zip(self, more, strict=True)))
+
 
 class CallBudget:
     """A total of calls, tokens and money that may be spent.
 
-    Calls are spent before they are made, so that a process that dies in one has paid for
-    it. A call that no server has seen is given back by :meth:`refund`. Tokens and money
-    are known only after an answer: when they are used up no further call begins, and what
-    is in flight then may still add to them.
+    Calls are spent before they are made. Tokens and money are known only after an answer:
+    when they are used up no further call begins, and what is in flight then may still add
+    to them.
 
     With a ``store`` the ledger is a row in its file, and all that is spent is on disk
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
-    from the same row, so that together they stay within the total. Reading the budget never
-    waits for a writer: it may return the last known value.
-
-    Only a budget with a ``store`` can be pickled: the copy spends from the same ledger, as
-    a run of its own. A copy of a ledger in memory would spend the same calls again.
+    from the same row. Reading the budget never waits for a writer: it may return the last
+    known value. Only a budget with a ``store`` can be pickled: the copy spends from the same
+    ledger, as a run of its own.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
@@ -77,15 +71,6 @@ class CallBudget:
         TypeError: If it is pickled or copied without a ``store``.
         ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
             number in its range.
-
-    Examples:
-        >>> budget = CallBudget(3, max_tokens=1000)
-        >>> budget.spend(2)
-        >>> budget.remaining
-        1
-        >>> budget.settle(Usage(prompt_tokens=900, completion_tokens=150))
-        >>> budget.remaining
-        0
     """
 
     def __init__(
@@ -97,25 +82,14 @@ class CallBudget:
         store: AdviceStore | None = None,
         ledger: str = "default",
     ) -> None:
-        if isinstance(total, bool) or not isinstance(total, int) or total < 0:
-            raise ValueError(
-                f"CallBudget needs a whole number of calls of at least 0, got total={total!r}. "
-                "Use 0 for a run without calls."
-            )
-        if max_tokens is not None and (
-            isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1
-        ):
-            raise ValueError(
-                f"max_tokens must be a whole number of at least 1, got {max_tokens!r}. "
-                "Use None for no limit, and total=0 for a run without calls."
-            )
+        if type(total) is not int or total < 0:
+            raise ValueError(f"CallBudget needs a whole number of calls >= 0, got total={total!r}.")
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise ValueError(f"max_tokens must be a whole number >= 1 or None, got {max_tokens!r}.")
         if max_cost is not None and not (
-            isinstance(max_cost, (int, float)) and math.isfinite(max_cost) and max_cost > 0
+            isinstance(max_cost, (int, float)) and 0 < max_cost < math.inf
         ):
-            raise ValueError(
-                f"max_cost must be a finite number above 0, got {max_cost!r}. "
-                "Use None for no limit, and total=0 for a run without calls."
-            )
+            raise ValueError(f"max_cost must be a finite number > 0 or None, got {max_cost!r}.")
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost
@@ -126,19 +100,14 @@ class CallBudget:
         self._owed = Spent()
         self._lock = SharedLock()
 
-    def __repr__(self) -> str:
-        return f"CallBudget(total={self.total}, spent={self.spent})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.store is None:
             raise TypeError(
-                "A CallBudget in memory cannot be copied or sent to another process: each copy "
-                "would spend its calls again. Share one ledger by a file: CallBudget(total, "
-                "store=AdviceStore(path)), in the configuration lore.calls.store=<path>."
+                "A copy of a CallBudget in memory would spend its calls again. Share a file: "
+                "CallBudget(total, store=AdviceStore(path)), or set lore.calls.store=<path>."
             )
-        limits = {"max_tokens": self.max_tokens, "max_cost": self.max_cost}
-        make = partial(CallBudget, self.total, **limits, store=self.store, ledger=self.ledger)
-        return make, ()
+        names = ("max_tokens", "max_cost", "store", "ledger")
+        return partial(CallBudget, self.total, **{name: vars(self)[name] for name in names}), ()
 
     @property
     def spent(self) -> int:
@@ -165,25 +134,30 @@ class CallBudget:
         """Calls that are left, never below 0; 0 when tokens or money are used up."""
         return self._left(self._read())
 
-    def _read(self) -> Spent:
-        return _sum(self._ledger.read(), self._owed)
+    def _owe(self, more: Spent) -> None:
+        with self._lock:
+            self._owed = self._owed.plus(more)
 
-    @contextmanager
-    def _change(self) -> Iterator[Any]:
-        """Open the ledger, and enter first what is owed."""
-        owed = Spent()
-        try:
-            with self._ledger.change() as ledger:
-                with self._lock:
-                    owed, self._owed = self._owed, owed
-                if owed != Spent():
-                    ledger.add(owed)
-                yield ledger
-        except BaseException:
-            # The transaction was undone.
+    def _read(self) -> Spent:
+        return self._ledger.read().plus(self._owed)
+
+    def _change(self, change: Callable[[Spent], Spent]) -> Spent:
+        """Enter what is owed, and what ``change`` makes of the ledger; return the latter."""
+        owed = own = Spent()
+
+        def enter(spent: Spent) -> Spent:
+            nonlocal owed, own
             with self._lock:
-                self._owed = _sum(self._owed, owed)
+                owed, self._owed = self._owed, owed
+            own = change(spent.plus(owed))
+            return own.plus(owed)
+
+        try:
+            self._ledger.update(enter)
+        except BaseException:
+            self._owe(owed)  # the transaction was undone
             raise
+        return own
 
     def _left(self, spent: Spent) -> int:
         if self.max_tokens is not None and spent.tokens >= self.max_tokens:
@@ -196,90 +170,48 @@ class CallBudget:
     def spend(self, n: int = 1) -> None:
         """Take ``n`` calls from the budget, before they are made.
 
-        Args:
-            n: Calls to take, at least 0. Default: ``1``.
-
-        Raises:
-            BudgetExceededError: If fewer than ``n`` calls are left; none is taken.
-            StoreError: If the store cannot be written; none is taken.
-            ValueError: If ``n`` is negative.
+        If fewer are left it raises a :class:`BudgetExceededError`, if the store cannot be
+        written a :class:`StoreError`, and takes none.
         """
         _check_n(n)
-        with self._change() as ledger:
-            left = self._left(ledger.read())
-            if n <= left:
-                ledger.add(Spent(calls=n))
-        # Outside: an exception would undo what was owed and is entered now.
-        if n > left:
+        taken = self._change(lambda spent: Spent(calls=n if n <= self._left(spent) else 0)).calls
+        # Not within the change: an exception would undo what was owed and is entered now.
+        if taken < n:
             raise BudgetExceededError(
-                f"{n} calls asked for, {left} of {self.total} left. "
-                "Check `remaining` before spending, or use `spend_up_to`."
+                f"{n} calls asked for, {self.remaining} of {self.total} left."
             )
 
     def spend_up_to(self, n: int) -> int:
-        """Take ``n`` calls, or as many as are left, in one step.
-
-        Unlike a look at :attr:`remaining` and a :meth:`spend` it leaves no moment in which
-        another process could take what was seen.
-
-        Args:
-            n: Calls wanted, at least 0.
-
-        Returns:
-            Calls taken.
-
-        Raises:
-            StoreError: If the store cannot be written; none is taken.
-            ValueError: If ``n`` is negative.
-        """
+        """Take ``n`` calls, or as many as are left, as :meth:`spend` does; return how many."""
         _check_n(n)
-        with self._change() as ledger:
-            taken = min(n, self._left(ledger.read()))
-            ledger.add(Spent(calls=taken))
-        return taken
+        return self._change(lambda spent: Spent(calls=min(n, self._left(spent)))).calls
 
     def refund(self, n: int = 1, *, sent: bool = False) -> int:
-        """Give back calls that reached no server.
+        """Give back calls that reached no server; return how many.
 
-        Args:
-            n: Calls to give back, at least 0. Default: ``1``.
-
-        Keyword Args:
-            sent: Whether sending was tried, as on a refused connection. Over the life of the
-                ledger at most ``total`` of these are given back. Default: ``False``.
-
-        Returns:
-            Calls given back; where the store is busy, with its next change.
-
-        Raises:
-            StoreError: If the store cannot be written; none is given back.
-            ValueError: If ``n`` is negative.
+        Of those that were tried to be ``sent``, as on a refused connection, at most ``total``
+        are given back over the life of the ledger. Where the store is busy they are given
+        back with its next change; where it cannot be written, a :class:`StoreError` says so.
         """
         _check_n(n)
-        try:
-            with self._change() as ledger:
-                n = self._refundable(n, ledger.read(), sent=sent)
-                ledger.add(Spent(calls=-n, refunds=n if sent else 0))
-        except StoreBusyError:
-            n = self._refundable(n, self._read(), sent=sent)
-            with self._lock:
-                self._owed = _sum(self._owed, Spent(calls=-n, refunds=n if sent else 0))
-        return n
 
-    def _refundable(self, n: int, spent: Spent, *, sent: bool) -> int:
-        return min(n, max(0, self.total - spent.refunds)) if sent else n
+        def given_back(spent: Spent) -> Spent:
+            if not sent:
+                return Spent(calls=-n)
+            most = min(n, max(0, self.total - spent.refunds))
+            return Spent(calls=-most, refunds=most)
+
+        try:
+            change = self._change(given_back)
+        except StoreBusyError:
+            change = given_back(self._read())
+            self._owe(change)
+        return -change.calls
 
     def settle(self, usage: Usage) -> None:
-        """Add what an answer has cost; also for a failed one that was charged.
+        """Add what an answer has cost; a negative or non-finite number counts as 0.
 
-        What cannot be entered now is entered with the next change.
-
-        Args:
-            usage: Tokens and money. Servers report strange numbers: a negative or
-                non-finite one counts as 0.
-
-        Raises:
-            StoreError: If the store cannot be written.
+        What the store cannot take now, by a :class:`StoreError`, it gets with the next change.
         """
         tokens = sum(
             int(min(n, _MOST_TOKENS)) if n > 0 else 0
@@ -287,43 +219,21 @@ class CallBudget:
         )
         cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
         if tokens or cost:
-            with self._lock:
-                self._owed = _sum(self._owed, Spent(tokens=tokens, cost=cost))
-            with self._change():
-                pass  # it enters what is owed
+            self._owe(Spent(tokens=tokens, cost=cost))
+            self._change(lambda spent: Spent())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
-        spent = self._read()
-        return {
-            "spent": spent.calls,
-            "tokens": spent.tokens,
-            "cost": spent.cost,
-            "refunds": spent.refunds,
-            "own_calls": self.own_calls,
-            "run": self._ledger.run,
-        }
+        spent = self._read()._asdict()
+        run = {"own_calls": self.own_calls, "run": self._ledger.run}
+        return {"spent": spent.pop("calls"), **spent, **run}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what was spent.
-
-        With a store the store is the truth: a checkpoint is older than it, and only
-        raises it where it holds less (a file that was lost, or another one).
-
-        Args:
-            state: What :meth:`state_dict` returned.
-
-        Raises:
-            StoreError: If the store cannot be written.
-        """
-        spent = int(state["spent"])
-        saved = Spent(
-            spent,
-            int(state.get("tokens", 0)),
-            float(state.get("cost", 0.0)),
-            int(state.get("refunds", 0)),
-        )
-        self._ledger.restore(saved, int(state.get("own_calls", spent)), state.get("run"))
+        """Restore what was spent; a checkpoint only raises what a store holds."""
+        spent = state["spent"]
+        others = {name: state.get(name, 0) for name in Spent._fields[1:]}
+        own = state.get("own_calls", spent)
+        self._ledger.restore(Spent(spent, **others), own, state.get("run"))
 
 
 def _check_n(n: int) -> None:
@@ -331,12 +241,8 @@ def _check_n(n: int) -> None:
         raise ValueError(f"A number of calls must not be negative, got n={n}.")
 
 
-def _sum(one: Spent, other: Spent) -> Spent:
-    return Spent(*(a + b for a, b in zip(one, other, strict=True)))
-
-
 class _MemoryLedger:
-    """A ledger that ends with its process; also the open ledger of its own changes."""
+    """A ledger that ends with its process."""
 
     run = None
 
@@ -351,25 +257,18 @@ class _MemoryLedger:
     def own(self) -> int:
         return self._own
 
-    @contextmanager
-    def change(self) -> Iterator[_MemoryLedger]:
+    def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._lock:
-            yield self
-
-    def add(self, more: Spent) -> None:
-        self._spent = _sum(self._spent, more)
-        self._own += more.calls
+            more = change(self._spent)
+            self._spent = self._spent.plus(more)
+            self._own += more.calls
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
         self._spent, self._own = saved, own
 
 
 class _StoreLedger:
-    """A ledger in a row of the store, and this run's calls in another.
-
-    A checkpoint names the run's row: what was spent between a checkpoint and a kill is found
-    again when the run is resumed.
-    """
+    """A ledger in a row of the store, and this run's calls in another, found by a checkpoint."""
 
     def __init__(self, store: AdviceStore, name: str) -> None:
         self.run: int | None = None
@@ -381,9 +280,7 @@ class _StoreLedger:
     def read(self) -> Spent:
         try:
             with patience(0.0):
-                rows = self._store.read(_READ, (self._name,))
-            with self._naming_damage():
-                self._last = _spent(rows)
+                self._last = self._spent(self._store.read(_READ, (self._name,)))
         except (StoreBusyError, DamagedLedgerError):
             # What was read last will do to look at: spending asks the file itself.
             self._last = self._last or Spent()
@@ -394,73 +291,56 @@ class _StoreLedger:
         return self._last
 
     def own(self) -> int:
-        if self.run is not None:
-            try:
-                with patience(0.0):
-                    rows = self._store.read(_READ_RUN, (self.run, self._name))
-            except StoreError:
-                return self._last_own
-            if rows and isinstance(rows[0][0], int):
-                self._last_own = rows[0][0]
+        with suppress(StoreError), patience(0.0):
+            for (calls,) in self._store.read(_READ_RUN, (self.run, self._name)):
+                if isinstance(calls, int):
+                    self._last_own = calls
         return self._last_own
 
-    @contextmanager
-    def change(self) -> Iterator[_OpenRow]:
+    def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._store.write() as connection:
-            row = _OpenRow(connection, self._name, self.run)
-            # Before any sum: SQLite takes a text for 0.
-            with self._naming_damage():
-                row.read()
-            yield row
+            more = self._enter(connection, change)
+            run = self._row_of(connection, self.run, 0)
+            connection.execute(_ADD_RUN, (more.calls, run))
         # Not before the transaction is through: a row undone is no row.
-        self.run = row.run
-
-    @contextmanager
-    def _naming_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            raise DamagedLedgerError(
-                f"{self._store.path}: the ledger {self._name!r} is damaged ({error}). No call is "
-                "made, since nobody knows what was spent. Mend its row, or name another ledger."
-            ) from error
+        self.run = run
 
     def restore(self, saved: Spent, own: int, run: int | None) -> None:
         self._last, self._last_own = saved, own
+
+        def missing(spent: Spent) -> Spent:
+            return Spent(*(max(0, a - b) for a, b in zip(saved, spent, strict=True)))
+
         # A damaged ledger is told of when a call is to be paid.
-        with suppress(DamagedLedgerError), self.change() as row:
-            row.resume(run, own)
-            row.enter(Spent(*(max(0, a - b) for a, b in zip(saved, row.read(), strict=True))))
+        with suppress(DamagedLedgerError):
+            with self._store.write() as connection:
+                self._enter(connection, missing)
+                run = self._row_of(connection, run, own)
+            self.run = run
 
+    def _enter(self, connection: sqlite3.Connection, change: Callable[[Spent], Spent]) -> Spent:
+        # Checked before any sum: SQLite takes a text for 0.
+        more = change(self._spent(connection.execute(_READ, (self._name,)).fetchall()))
+        connection.execute(_ADD, (self._name, *more))
+        return more
 
-class _OpenRow:
-    """The rows within one transaction: nobody else writes until that ends."""
+    def _row_of(self, connection: sqlite3.Connection, run: int | None, own: int) -> int:
+        """Return a run's row, or a new one where this file does not have it."""
+        if connection.execute(_READ_RUN, (run, self._name)).fetchall():
+            return run
+        return connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
 
-    def __init__(self, connection: sqlite3.Connection, name: str, run: int | None) -> None:
-        self.run = run
-        self._connection = connection
-        self._name = name
-
-    def read(self) -> Spent:
-        return _spent(self._connection.execute(_READ, (self._name,)).fetchall())
-
-    def enter(self, more: Spent) -> None:
-        """Add to the ledger alone."""
-        self._connection.execute(_ADD, (self._name, *more))
-
-    def add(self, more: Spent) -> None:
-        """Add to the ledger and to this run's calls."""
-        self.enter(more)
-        if self.run is None:
-            self.resume(None, 0)
-        self._connection.execute(_ADD_RUN, (more.calls, self.run))
-
-    def resume(self, run: int | None, own: int) -> None:
-        """Go on with a run's row, or with a new one where this file does not have it."""
-        rows = self._connection.execute(_READ_RUN, (run, self._name)).fetchall()
-        if not rows:
-            run = self._connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
-        self.run = run
+    def _spent(self, rows: list[tuple[Any, ...]]) -> Spent:
+        spent = Spent(*rows[0]) if rows else Spent()
+        for name, value in spent._asdict().items():
+            kind = (int, float) if name == "cost" else int
+            if not isinstance(value, kind) or not 0 <= value < math.inf:
+                raise DamagedLedgerError(
+                    f"{self._store.path}: the ledger {self._name!r} is damaged "
+                    f"({name}={value!r:.40}). No call is made, since nobody knows what was spent. "
+                    "Mend its row, or name another ledger."
+                )
+        return spent
 
 
 _READ = "SELECT calls, tokens, cost, refunds FROM ledger WHERE name = ?"
@@ -475,13 +355,3 @@ _ADD = """
 _READ_RUN = "SELECT calls FROM runs WHERE id = ? AND ledger = ?"
 _BEGIN_RUN = "INSERT INTO runs (ledger, calls) VALUES (?, ?)"
 _ADD_RUN = "UPDATE runs SET calls = calls + ? WHERE id = ?"
-
-
-def _spent(rows: list[tuple[Any, ...]]) -> Spent:
-    if not rows:
-        return Spent()
-    for name, value in zip(Spent._fields, rows[0], strict=True):
-        kind = (int, float) if name == "cost" else int
-        if not isinstance(value, kind) or not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r:.40}")
-    return Spent(*rows[0])

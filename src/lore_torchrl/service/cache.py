@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,10 +23,13 @@ from lore_torchrl.service.store import (
     patience,
 )
 
-_COUNTERS = ("hits", "shared_hits", "misses", "expired", "noops_filtered")
+_COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 # Answers that wait for a store that cannot be written; the cache has them in any case.
 _MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
+_INSERT = """
+    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) VALUES (?, ?, ?, ?, ?)
+"""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,20 @@ class _Entry:
     latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
     seq: int = 0  # number in the store, or without one in this cache: higher is later
+
+    def extra(self) -> dict[str, Any]:
+        latent = None if self.latent is None else self.latent.tolist()
+        return {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
+
+    def columns(self) -> tuple[str, str | None, bytes | None]:
+        """Return what the store keeps: answer, abstract state and latent."""
+        # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
+        logits = [float(value) for value in self.advice.logits]
+        latent = None if self.latent is None else self.latent.tobytes()
+        return json.dumps([logits, float(self.advice.confidence)]), self.abstract, latent
+
+
+_Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
 
 
 class AdviceCache:
@@ -48,17 +65,15 @@ class AdviceCache:
     of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j)`, with the mean confidence. A state with
     :math:`n < V` answers :meth:`wants` another one after ``averaging_visits`` :math:`\cdot 2^{n-1}`
-    visits since the last: good advice leads away from a state, so visits gather where advice
-    fails.
+    visits since the last.
 
     **No-op filter.** After :meth:`filter_no_op` answers that prefer the action do not serve that
     situation any more. An advisor that repeats such an answer is not asked about it again.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. Answers that are only in
     the store, from an earlier process or another one, are loaded at the first miss. The
-    clock, the order of use and the counters are in :meth:`state_dict` alone.
-
-    Threads may share a cache; a look-up never waits for another thread's writing.
+    clock, the order of use and the counters are in :meth:`state_dict` alone. A look-up never
+    waits for another thread's writing.
 
     Args:
         max_entries: Answers in memory, at least 1. Default: ``100_000``.
@@ -69,7 +84,7 @@ class AdviceCache:
             no search by latents. Latents of different world models cannot be compared: give
             them different prefixes. Default: ``None``.
         answers_averaged: Answers averaged in an abstract state, at least 1; ``None`` for the
-            latest alone. Default: ``None``.
+            latest alone. Default: ``5``.
         averaging_visits: Visits to an abstract state before its second answer, doubled for each
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
@@ -77,18 +92,6 @@ class AdviceCache:
 
     Raises:
         ValueError: If a number is out of its range.
-
-    Examples:
-        >>> cache = AdviceCache(max_entries=2)
-        >>> cache.put("door", Advice(logits=(0.0, 3.0)), abstract_state="room 1")
-        >>> cache.get("door").logits
-        (0.0, 3.0)
-        >>> cache.get("key") is None
-        True
-        >>> cache.get("wall", abstract_state="room 1").logits
-        (0.0, 3.0)
-        >>> cache.hits, cache.shared_hits, cache.misses
-        (1, 1, 1)
     """
 
     def __init__(
@@ -102,18 +105,16 @@ class AdviceCache:
         averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
-        if max_entries < 1:
-            raise ValueError(f"AdviceCache needs at least one entry, got {max_entries=}.")
-        for name, value in (("ttl_steps", ttl_steps), ("answers_averaged", answers_averaged)):
+        for name, value in (
+            ("max_entries", max_entries),
+            ("ttl_steps", ttl_steps),
+            ("answers_averaged", answers_averaged),
+            ("averaging_visits", averaging_visits),
+        ):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}. Use None for no limit.")
-        if averaging_visits < 1:
-            raise ValueError(f"averaging_visits must be at least 1, got {averaging_visits}.")
+                raise ValueError(f"{name} must be at least 1, got {value}.")
         if radius is not None and not (math.isfinite(radius) and radius > 0):
-            raise ValueError(
-                f"radius must be a positive finite distance, got {radius}. "
-                "Use None for no search by latents."
-            )
+            raise ValueError(f"radius must be a positive distance or None, got {radius}.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
@@ -121,18 +122,22 @@ class AdviceCache:
         self.answers_averaged = answers_averaged
         self.averaging_visits = averaging_visits
         self.prefix = prefix
-        self.hits = self.shared_hits = self.misses = self.expired = self.noops_filtered = 0
-        self._table = None if store is None else _AnswerTable(store, prefix)
+        self.hits = self.shared_hits = self.misses = self.noops_filtered = 0
         self._n_actions: int | None = None
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._neighbors = _Neighbors(radius)
+        self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
+        # Keys and latents of all entries, by the length of these; made when it is asked for.
+        self._latents: dict[int, tuple[list[str], np.ndarray]] = {}
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         self._outlived: dict[str, int] = {}  # expired here, though the store has it
+        self._unsaved: dict[str, _Entry] = {}  # to be written with the next answer
+        self._unreadable: deque[str] = deque()  # one line about each damaged row
+        self._met: set[int] = set()  # the numbers of these
         self._lock = SharedLock()
 
     def __len__(self) -> int:
@@ -144,15 +149,21 @@ class AdviceCache:
         return self.peek(key) is not None
 
     def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass."""
+        """Let ``steps`` environment steps pass, and drop what expires."""
         with self._lock:
             self._now += steps
+            if self.ttl_steps is None:
+                return
+            last = self._now - self.ttl_steps
+            for key, seq in [(k, e.seq) for k, e in self._entries.items() if e.born <= last]:
+                self._remove(key)
+                if self.store is not None:
+                    # The row stays: other processes have clocks of their own.
+                    self._outlived[key] = seq
 
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
         self._n_actions = n_actions
-        if self._table is not None:
-            self._table.n_actions = n_actions
 
     # ---- look-ups ----
 
@@ -161,18 +172,10 @@ class AdviceCache:
     ) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
-        Args:
-            key: Exact key.
-            abstract_state: Key of its abstract state. Default: none.
-            latent: Its latent, ``[D]``. Default: none.
-
-        Raises:
-            StoreError: If the store cannot be read.
-            ValueError: If ``latent`` is not a vector.
+        A store that cannot be read raises a :class:`StoreError`.
         """
         with self._lock:
-            found, expired = self._find(key, abstract_state, latent)
-            self._drop_expired(expired)
+            found = self._find(key, abstract_state, latent)
             if found is None:
                 self.misses += 1
                 return None
@@ -191,21 +194,14 @@ class AdviceCache:
     ) -> Advice | None:
         """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
-            found, _ = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state, latent)
             return None if found is None else self._averaged(found, key, abstract_state)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
-        """Return whether a situation deserves a call.
+        """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.
 
         It does without advice, unless the no-op filter has closed it, and with advice where
         its abstract state is due for another answer.
-
-        Args:
-            key: Exact key.
-            abstract_state: Key of its abstract state. Default: none.
-
-        Keyword Args:
-            known: Whether :meth:`get` has found advice. Default: ``False``.
         """
         with self._lock:
             if key in self._closed:
@@ -223,88 +219,79 @@ class AdviceCache:
 
         Answers that prefer it do not serve this situation any more. They still serve the
         other situations of its abstract state.
-
-        Args:
-            key: Exact key.
-            action: Index of the action.
         """
         with self._lock:
             actions = self._no_ops.setdefault(key, set())
             self.noops_filtered += action not in actions
             actions.add(action)
 
+    def _in_state(self, abstract_state: str) -> list[str]:
+        """Return the exact keys of an abstract state, latest answer first."""
+        entries = self._states.get(abstract_state, {})
+        return sorted(entries, key=lambda key: entries[key].seq, reverse=True)
+
     def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
         """Return the answers of an abstract state that serve a situation, latest first."""
-        return [
-            self._entries[found].advice
-            for found in self._neighbors.in_state(abstract_state)
-            if self._serves(found, key)
-        ]
+        found = self._in_state(abstract_state)
+        return [self._entries[other].advice for other in found if self._serves(other, key)]
 
     def _averaged(self, found: str, key: str, abstract_state: str | None) -> Advice:
         own = self._entries[found]
-        if (
-            self.answers_averaged is None
-            or abstract_state is None
-            or own.abstract != abstract_state
-        ):
+        alone = self.answers_averaged is None or abstract_state is None
+        if alone or own.abstract != abstract_state:
             return own.advice
-        return average(self._state_answers(key, abstract_state) or [own.advice])
+        return average(self._state_answers(key, abstract_state))
 
-    def _find(
-        self, key: str, abstract_state: str | None, latent: ArrayLike | None
-    ) -> tuple[str | None, list[str]]:
-        """Return the key that serves, and the expired ones met before it."""
-        if not self._alive(key):
+    def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
+        """Return the key of the entry that serves, if any."""
+        if key not in self._entries:
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
-                if self._dropped and not self._alive(key):
+                if self._dropped and key not in self._entries:
                     self._load(self._stored("key = ?", key))
-        expired = []
-        for found in self._candidates(key, abstract_state, latent):
-            if self._serves(found, key):
-                return found, expired
-            if not self._alive(found):
-                expired.append(found)
-        return None, expired
+        if self._serves(key, key):
+            return key
+        found = [] if abstract_state is None else self._in_state(abstract_state)
+        server = next((other for other in found if self._serves(other, key)), None)
+        if server is None and latent is not None:
+            server = next((other for other in self._near(latent) if self._serves(other, key)), None)
+        return server
 
-    def _candidates(
-        self, key: str, abstract_state: str | None, latent: ArrayLike | None
-    ) -> Iterator[str]:
-        yield key
-        if abstract_state is not None:
-            yield from self._neighbors.in_state(abstract_state)
-        if latent is not None:
-            yield from self._neighbors.near(latent)
-
-    def _alive(self, key: str) -> bool:
-        entry = self._entries.get(key)
-        if entry is None:
-            return False
-        return self.ttl_steps is None or self._now - entry.born < self.ttl_steps
+    def _near(self, latent: ArrayLike) -> list[str]:
+        """Return the exact keys whose latent is within the radius, nearest first."""
+        vector = None if self.radius is None else _vector(latent)
+        if vector is None:
+            return []
+        length = len(vector)
+        if length not in self._latents:
+            # Another world model that wrote into the same store, by its length, is no neighbor.
+            near = [
+                (entry.seq, key, entry.latent)
+                for key, entry in self._entries.items()
+                if entry.latent is not None and len(entry.latent) == length
+            ]
+            near.sort(key=lambda item: item[0])
+            table = np.array([item[2] for item in near], dtype=np.float32).reshape(-1, length)
+            self._latents[length] = [item[1] for item in near], table
+        keys, table = self._latents[length]
+        # Another program's numbers may lie further away than a float32 tells.
+        with np.errstate(over="ignore"):
+            distances = np.sqrt(((table - vector) ** 2).sum(1))
+        order = np.argsort(distances, kind="stable")
+        return [keys[i] for i in order if distances[i] <= self.radius]
 
     def _serves(self, found: str, key: str) -> bool:
-        """Whether an entry is alive, fits the actions, and passes the no-op filter of ``key``."""
-        if not self._alive(found):
+        """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
+        entry = self._entries.get(found)
+        if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
             return False
-        advice = self._entries[found].advice
-        fits = self._n_actions in (None, len(advice.logits))
-        return fits and not self._is_no_op(key, advice)
+        return not self._is_no_op(key, entry.advice)
 
     def _is_no_op(self, key: str, advice: Advice) -> bool:
         actions = self._no_ops.get(key)
         # Its preferred action is the first among equals.
         return actions is not None and advice.logits.index(max(advice.logits)) in actions
-
-    def _drop_expired(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            if key in self._entries:
-                if self.store is not None:
-                    # The row stays: other processes have clocks of their own.
-                    self._outlived[key] = self._entries[key].seq
-                self._remove(key)
-                self.expired += 1
 
     # ---- entries ----
 
@@ -320,18 +307,8 @@ class AdviceCache:
 
         With ``answers_averaged`` it is kept beside an earlier answer for ``key``, without it
         replaces that one. The no-op filter drops an answer that prefers a filtered action.
-
-        Args:
-            key: Exact key.
-            advice: The answer. Its ``raw`` text and its ``usage`` are not kept.
-
-        Keyword Args:
-            abstract_state: Abstract state that it serves. Default: none.
-            latent: Latent ``[D]`` near which it serves. Default: none.
-
-        Raises:
-            StoreError: If the store cannot be written. The answer is in memory all the same.
-            ValueError: If ``latent`` is not a vector.
+        It serves the ``abstract_state``, and situations near the ``latent`` ``[D]``. Raises a
+        :class:`StoreError` if the store cannot be written; it is in memory all the same.
         """
         # A raw answer may have megabytes, and the cache lives as long as the run.
         advice = Advice(advice.logits, advice.confidence)
@@ -343,51 +320,97 @@ class AdviceCache:
                 self._closed.add(key)
                 return
             slot, number = key, 1
-            while self.answers_averaged and abstract_state is not None and self._alive(slot):
+            while self.answers_averaged and abstract_state is not None and slot in self._entries:
                 number += 1
                 slot = f"{key}#{number}"
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
-            self._save([(slot, entry)])
+            self._save({slot: entry})
         finally:
             with self._lock:
                 entry.born = self._now
-                self._number(entry)
                 self._insert(slot, entry)
 
-    def _number(self, entry: _Entry) -> None:
+    def _insert(self, key: str, entry: _Entry) -> None:
         if not entry.seq:
             # Where the store could not be written, its later answers must still be seen.
             self._seen += self.store is None
             entry.seq = self._seen
-
-    def _insert(self, key: str, entry: _Entry) -> None:
+        self._remove(key)
         self._entries[key] = entry
-        self._entries.move_to_end(key)
-        self._neighbors.add(key, entry)
+        if entry.abstract is not None:
+            self._states.setdefault(entry.abstract, {})[key] = entry
         self._outlived.pop(key, None)
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
             self._dropped = self.store is not None
 
     def _remove(self, key: str) -> None:
-        del self._entries[key]
-        self._neighbors.drop(key)
+        self._latents.clear()
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.abstract is not None:
+            state = self._states[entry.abstract]
+            del state[key]
+            if not state:
+                del self._states[entry.abstract]
 
     # ---- the store ----
 
     def take_unreadable(self) -> list[str]:
         """Return one line about each row of the store that could not be read, once."""
-        lines = [] if self._table is None else self._table.unreadable
-        return [lines.popleft() for _ in range(len(lines))]
+        return [self._unreadable.popleft() for _ in range(len(self._unreadable))]
 
-    def _save(self, entries: Sequence[tuple[str, _Entry]]) -> None:
-        if self._table is not None and entries:
-            for (_, entry), seq in zip(entries, self._table.save(entries), strict=True):
-                entry.seq = seq
+    def _save(self, entries: dict[str, _Entry]) -> None:
+        """Write entries in one transaction, and number them.
+
+        An answer that is replaced gets a new number, by which other processes find it.
+        """
+        if self.store is None or not entries:
+            return
+        with self._lock:
+            entries, self._unsaved = self._unsaved | entries, {}
+        try:
+            with self.store.write() as connection:
+                numbers = [
+                    connection.execute(_INSERT, (self.prefix, key, *entry.columns())).lastrowid
+                    for key, entry in entries.items()
+                ]
+        except StoreError:
+            with self._lock:
+                unsaved = entries | self._unsaved
+                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
+            raise
+        for entry, number in zip(entries.values(), numbers, strict=True):
+            entry.seq = number
 
     def _stored(self, where: str, value: Any) -> list[_Row]:
-        return [] if self._table is None else self._table.select(where, value, self.max_entries)
+        """Return the rows for which a condition holds, latest first."""
+        if self.store is None:
+            return []
+        rows = self.store.read(
+            "SELECT seq, key, answer, coarse, latent FROM advice "
+            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
+            (self.prefix, value, self.max_entries),
+        )
+        return [self._read(*row) for row in rows]
+
+    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
+        try:
+            texts = (key, answer) if coarse is None else (key, answer, coarse)
+            if not all(isinstance(value, str) for value in texts):
+                raise TypeError("a text is missing")
+            if latent is not None:
+                if not isinstance(latent, bytes):
+                    raise TypeError("latent is no blob")
+                latent = _vector(np.frombuffer(latent, dtype=np.float32))
+            advice = _from_json(answer, self._n_actions)
+            return seq, key, _Entry(advice, coarse, latent, seq=seq)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            if seq not in self._met:
+                self._met.add(seq)
+                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
+                self._unreadable.append(message[:_MAX_MESSAGE])
+            return seq, key, None
 
     def pull(self) -> None:
         """Load what the store has got since the last time; raises :class:`StoreError`."""
@@ -395,7 +418,7 @@ class AdviceCache:
             rows = self._stored("seq > ?", self._seen)
             if rows:
                 self._dropped |= len(rows) == self.max_entries
-                self._seen = rows[0].seq
+                self._seen = rows[0][0]
                 self._load(rows[::-1])
 
     def _load(self, rows: Sequence[_Row]) -> None:
@@ -414,7 +437,7 @@ class AdviceCache:
         with self._lock:
             return {
                 "entries": [
-                    [key, list(entry.advice.logits), entry.advice.confidence, _extra(entry)]
+                    [key, list(entry.advice.logits), entry.advice.confidence, entry.extra()]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
@@ -435,23 +458,19 @@ class AdviceCache:
         """Replace entries and counters.
 
         With a store its answers come first, and what it lacks of the state is written to it.
-        Entries of another ``prefix`` are left out, with a warning.
-
-        Args:
-            state: What :meth:`state_dict` returned. Of more entries than ``max_entries`` the
-                most recently used stay.
-
-        Raises:
-            StoreError: If the store cannot be read or written.
+        Entries of another ``prefix`` are left out, with a warning. Of more entries than
+        ``max_entries`` the most recently used stay. Raises a :class:`StoreError` if the store
+        cannot be read or written.
         """
         with self._lock:
             self._entries.clear()
-            self._neighbors = _Neighbors(self.radius)
-            self._seen = 0 if self.store is not None else int(state.get("seen", 0))
+            self._states.clear()
+            self._latents.clear()
+            self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
             for name in _COUNTERS:
-                setattr(self, name, int(state.get(name, 0)))
-            self._now = int(state.get("now", 0))
+                setattr(self, name, state.get(name, 0))
+            self._now = state.get("now", 0)
             if state.get("prefix", "") != self.prefix:
                 if state["entries"]:
                     torchrl_logger.warning(
@@ -461,12 +480,13 @@ class AdviceCache:
                 state = {"entries": ()}
             self._outlived = dict(state.get("outlived", {}))
             per_key = state.get("ballots", {})
-            self._visits = {key: int(n) for key, n in per_key.get("visits", {}).items()}
+            self._visits = dict(per_key.get("visits", {}))
             filtered = per_key.get("noops_filtered", {})
-            self._no_ops = {key: {int(a) for a in actions} for key, actions in filtered.items()}
+            self._no_ops = {key: set(actions) for key, actions in filtered.items()}
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
+            self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries, unsaved = [], []
@@ -484,26 +504,14 @@ class AdviceCache:
                 continue  # bought again since, by another process or before a crash
             entries.append((key, entry))
             # A row that cannot be read is as good as none.
-            stored = known is not None or any(row.entry for row in self._stored("key = ?", key))
-            if self.store is not None and not stored:
+            if known is None and not any(row[2] for row in self._stored("key = ?", key)):
                 unsaved.append((key, entry))
         unsaved.sort(key=lambda item: item[1].seq)
         try:
-            self._save(unsaved)
+            self._save(dict(unsaved))
         finally:
             for key, entry in entries:
-                self._number(entry)
                 self._insert(key, entry)
-
-
-def _extra(entry: _Entry) -> dict[str, Any]:
-    extra = {
-        "coarse": entry.abstract,
-        "latent": None if entry.latent is None else entry.latent.tolist(),
-        "born": entry.born,
-        "seq": entry.seq,
-    }
-    return {name: value for name, value in extra.items() if value}
 
 
 def average(advices: Sequence[Advice]) -> Advice:
@@ -511,14 +519,6 @@ def average(advices: Sequence[Advice]) -> Advice:
 
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
     all :math:`c_j = 0` count alike. A single answer comes back as it is.
-
-    Args:
-        advices: At least one, with equally many logits.
-
-    Examples:
-        >>> both = average([Advice(logits=(0.0, 3.0)), Advice(logits=(3.0, 0.0))])
-        >>> both.logits[0] == both.logits[1]
-        True
     """
     if len(advices) == 1:
         return advices[0]
@@ -532,65 +532,6 @@ def average(advices: Sequence[Advice]) -> Advice:
     return Advice(logits=tuple(logs.tolist()), confidence=float(confidence.mean()))
 
 
-class _Neighbors:
-    """Index from abstract states and latents to exact keys.
-
-    The search by latents compares all of them, which suits the thousands of answers that a
-    budget buys.
-    """
-
-    def __init__(self, radius: float | None) -> None:
-        self._radius = radius
-        self._states: dict[str, dict[str, int]] = {}  # exact keys and their numbers
-        self._latents: dict[str, np.ndarray] = {}
-        self._states_of: dict[str, str] = {}
-        self._tables: dict[int, tuple[list[str], np.ndarray]] = {}
-
-    def add(self, key: str, entry: _Entry) -> None:
-        self.drop(key)
-        if entry.abstract is not None:
-            self._states.setdefault(entry.abstract, {})[key] = entry.seq
-            self._states_of[key] = entry.abstract
-        if self._radius is not None and entry.latent is not None:
-            self._latents[key] = entry.latent
-            self._tables.clear()
-
-    def drop(self, key: str) -> None:
-        state = self._states_of.pop(key, None)
-        if state is not None:
-            del self._states[state][key]
-            if not self._states[state]:
-                del self._states[state]
-        if self._latents.pop(key, None) is not None:
-            self._tables.clear()
-
-    def in_state(self, abstract_state: str) -> list[str]:
-        """Return the exact keys of an abstract state, latest answer first."""
-        numbers = self._states.get(abstract_state, {})
-        return sorted(numbers, key=numbers.__getitem__, reverse=True)
-
-    def near(self, latent: ArrayLike) -> list[str]:
-        """Return the exact keys whose latent is within the radius, nearest first."""
-        vector = None if self._radius is None else _vector(latent)
-        if vector is None:
-            return []
-        keys, table = self._table(len(vector))
-        # Another program's numbers may lie further away than a float32 tells.
-        with np.errstate(over="ignore"):
-            distances = np.sqrt(((table - vector) ** 2).sum(1))
-        order = np.argsort(distances, kind="stable")
-        return [keys[i] for i in order if distances[i] <= self._radius]
-
-    def _table(self, length: int) -> tuple[list[str], np.ndarray]:
-        # By length: another world model that wrote into the same store is no neighbor.
-        if length not in self._tables:
-            keys = [key for key, latent in self._latents.items() if len(latent) == length]
-            rows = [self._latents[key] for key in keys]
-            table = np.stack(rows) if rows else np.zeros((0, length), dtype=np.float32)
-            self._tables[length] = keys, table
-        return self._tables[length]
-
-
 def _vector(latent: ArrayLike) -> np.ndarray | None:
     """Return ``latent`` as a float32 vector of its own, ``None`` if it is not finite."""
     vector = np.array(latent, dtype=np.float32)
@@ -599,106 +540,10 @@ def _vector(latent: ArrayLike) -> np.ndarray | None:
     return vector if np.isfinite(vector).all() else None
 
 
-class _Row(NamedTuple):
-    seq: int
-    key: str = ""
-    entry: _Entry | None = None  # none in a row that cannot be read
-
-
-class _AnswerTable:
-    """The answers of one prefix in the store.
-
-    Damaged rows are skipped. What could not be written is written with the next answer.
-    """
-
-    def __init__(self, store: AdviceStore, prefix: str) -> None:
-        self.store = store
-        self.prefix = prefix
-        self.n_actions: int | None = None
-        self.unreadable: deque[str] = deque()  # one line about each damaged row
-        self._met: set[int] = set()
-        self._unsaved: dict[str, _Entry] = {}
-        self._lock = SharedLock()
-
-    def save(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
-        """Write entries in one transaction, and return their numbers.
-
-        An answer that is replaced gets a new number, by which other processes find it.
-        """
-        with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-        new = dict(entries)
-        late = [(key, entry) for key, entry in unsaved.items() if key not in new]
-        try:
-            return self._write([*late, *entries])[len(late) :]
-        except StoreError:
-            with self._lock:
-                unsaved |= new | self._unsaved
-                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
-            raise
-
-    def _write(self, entries: Sequence[tuple[str, _Entry]]) -> list[int | None]:
-        with self.store.write() as connection:
-            return [
-                connection.execute(
-                    "INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    (
-                        self.prefix,
-                        key,
-                        _to_json(entry.advice),
-                        entry.abstract,
-                        None if entry.latent is None else entry.latent.tobytes(),
-                    ),
-                ).lastrowid
-                for key, entry in entries
-            ]
-
-    def select(self, where: str, value: Any, limit: int) -> list[_Row]:
-        """Return at most ``limit`` rows for which a condition holds, latest first."""
-        rows = self.store.read(
-            "SELECT seq, key, answer, coarse, latent FROM advice "
-            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
-            (self.prefix, value, limit),
-        )
-        return [self._read(*row) for row in rows]
-
-    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
-        try:
-            advice = _from_json(_checked(answer, str, "answer"), self.n_actions)
-            if coarse is not None:
-                _checked(coarse, str, "coarse")
-            if latent is not None:
-                latent = np.frombuffer(_checked(latent, bytes, "latent"), dtype=np.float32)
-                if not latent.size:
-                    raise ValueError("latent is empty")
-                latent = _vector(latent)
-            entry = _Entry(advice, coarse, latent, seq=seq)
-            return _Row(seq, _checked(key, str, "key"), entry)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            if seq not in self._met:
-                self._met.add(seq)
-                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
-                self.unreadable.append(message[:_MAX_MESSAGE])
-            return _Row(seq)
-
-
-def _checked(value: Any, kind: type, name: str) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
-def _to_json(advice: Advice) -> str:
-    # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
-    return json.dumps([[float(value) for value in advice.logits], float(advice.confidence)])
-
-
 def _from_json(text: str, n_actions: int | None) -> Advice:
     logits, confidence = json.loads(text)
-    if any(isinstance(value, bool) for value in (*logits, confidence)):
-        raise TypeError("a truth value where a number was expected")
+    if not all(type(value) in (int, float) for value in (*logits, confidence)):
+        raise TypeError("something else where a number was expected")
     if n_actions not in (None, len(logits)):
         raise ValueError(f"{len(logits)} logits for {n_actions} actions")
-    # Adding makes a float of each number, and raises for what is none.
-    return Advice(logits=tuple(value + 0.0 for value in logits), confidence=confidence + 0.0)
+    return Advice(logits=tuple(map(float, logits)), confidence=float(confidence))

@@ -11,10 +11,7 @@ from typing import Any
 
 
 class _DaemonThreads(ThreadPoolExecutor):
-    """Runs each function in a daemon thread, which does not hold up the interpreter's end.
-
-    The loop looks up host names so; a resolver may take a minute to give up.
-    """
+    """Daemon threads, in which a slow look-up of a host does not hold up the interpreter's end."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         future: Future = Future()
@@ -32,25 +29,16 @@ class _DaemonThreads(ThreadPoolExecutor):
 
 
 class EventLoopThread:
-    """An event loop of its own, so that it works where one is already running (Jupyter).
-
-    Examples:
-        >>> async def answer():
-        ...     return 42
-        >>> worker = EventLoopThread()
-        >>> worker.submit(answer()).result()
-        42
-        >>> worker.stop()
-        >>> worker.usable
-        False
-    """
+    """An event loop of its own, so that it works where one is already running (Jupyter)."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        # With a factory it does not become the loop of this thread.
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = runner.get_loop()
         self._loop.set_default_executor(_DaemonThreads())
         self._pid = os.getpid()
         self._thread = threading.Thread(
-            target=self._serve, args=(self._loop,), name="lore-advice", daemon=True
+            target=_serve, args=(runner,), name="lore-advice", daemon=True
         )
         self._thread.start()
 
@@ -61,38 +49,18 @@ class EventLoopThread:
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
-        """Run a coroutine in the thread.
-
-        Args:
-            coroutine: What to run.
-
-        Returns:
-            Its future.
-        """
+        """Run a coroutine in the thread, and return its future."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self, *, wait: bool = True) -> None:
-        """Cancel what runs and end the thread.
-
-        Keyword Args:
-            wait: Whether to wait up to a second for the end. A thread that a coroutine
-                blocks is left behind; as a daemon it does not hold up the process.
-        """
+        """Cancel what runs and end the thread; one that a coroutine blocks is left behind."""
         if not self.usable or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         if wait and self._thread is not threading.current_thread():
             self._thread.join(timeout=1.0)
 
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+
+def _serve(runner: asyncio.Runner) -> None:
+    with runner:  # which cancels at its end what still runs
+        runner.get_loop().run_forever()

@@ -1,98 +1,68 @@
-"""What became of the calls: usable advice or a kind of failure, and the counters."""
+"""The calls: questions in flight, what became of each, and the counters."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
-from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Sending, Usage, safe_kind
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    FatalAdviceError,
+    Usage,
+    error_of_kind,
+    safe_kind,
+)
 from lore_torchrl.advisors.redaction import shown
 
 # Latencies that the percentiles are taken over.
 _LATENCIES = 1_000
 # Distinct kinds of failures: each is a metric, in some loggers a file.
 _MAX_KINDS = 64
+# Answered questions that are remembered; the cache keeps the answers in any case.
+_MAX_DONE = 1_024
 _COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded")
-
-
-class Failure(NamedTuple):
-    """Why a question has no usable answer.
-
-    Args:
-        kind: Short name of what went wrong.
-        message: One line about this case.
-        lasting: As of :class:`~lore_torchrl.advisors.errors.AdviceError`.
-        sending: As of :class:`~lore_torchrl.advisors.errors.AdviceError`.
-    """
-
-    kind: str
-    message: str
-    lasting: bool | None = False
-    sending: Sending = Sending.DONE
 
 
 @dataclass(slots=True)
 class Outcome:
     """What became of one batch of questions.
 
-    Args:
-        answers: One entry per question, ``None`` where there is no usable answer.
-        failures: One per question without an answer, in their order.
-        usage: Cost of the batch, failures included.
-        refunded: Calls of the batch that were given back to the budget.
-        fatal: Exception to raise in the caller instead of counting it, if any.
+    ``results`` has a usable answer, or why there is none, for each question; ``None`` where
+    ``fatal``, which the caller raises, is to be raised. ``usage`` is the cost of the batch,
+    ``refunded`` counts the calls that were given back.
     """
 
-    answers: list[Advice | None]
-    failures: list[Failure] = field(default_factory=list)
+    results: list[Advice | AdviceError | None]
     usage: Usage = field(default_factory=Usage)
     refunded: int = 0
     fatal: BaseException | None = None
 
 
 def judge(requests: Sequence[AdviceRequest], result: Any) -> Outcome:
-    """Sort what an advisor returned or raised into answers and failures.
-
-    Args:
-        requests: The questions of one batch.
-        result: What :meth:`~lore_torchrl.advisors.base.Advisor.advise` returned, or the
-            exception it raised, which then holds for every question.
-
-    Examples:
-        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> judge([request], [Advice(logits=(1.0,))]).failures[0][:2]
-        ('wrong_logit_count', '1 logits for 2 actions')
-        >>> [failure.kind for failure in judge([request] * 2, TimeoutError()).failures]
-        ['timeout', 'timeout']
-    """
-    outcome = Outcome([None] * len(requests))
+    """Sort what an advisor returned, or the exception that it raised, into answers and errors."""
+    if isinstance(result, (FatalAdviceError, KeyboardInterrupt, SystemExit)):
+        return Outcome([None] * len(requests), _usage(result), fatal=result)
     if isinstance(result, BaseException):
-        outcome.usage = _usage(result)
-        if isinstance(result, (FatalAdviceError, KeyboardInterrupt, SystemExit)):
-            outcome.fatal = result
-        else:
-            outcome.failures = [_failure(result)] * len(requests)
-        return outcome
+        return Outcome([_error(result)] * len(requests), _usage(result))
     if not isinstance(result, (list, tuple)) or len(result) != len(requests):
         found = len(result) if isinstance(result, (list, tuple)) else type(result).__name__
-        message = f"{found} for {len(requests)} questions"
-        outcome.failures = [Failure("wrong_answer_count", message)] * len(requests)
-        return outcome
-    for place, (request, answer) in enumerate(zip(requests, result, strict=True)):
+        error = error_of_kind("wrong_answer_count", f"{found} for {len(requests)} questions")
+        return Outcome([error] * len(requests))
+    outcome = Outcome([])
+    for request, answer in zip(requests, result, strict=True):
         outcome.usage += _usage(answer)
         if isinstance(answer, FatalAdviceError):
             outcome.fatal = outcome.fatal or answer
-        elif isinstance(answer, Advice) and len(answer.logits) == len(request.actions):
-            # Without the raw text, which may be megabytes; a recorder has seen it.
-            outcome.answers[place] = Advice(answer.logits, answer.confidence)
+            outcome.results.append(None)
         else:
-            outcome.failures.append(_failure(answer, request))
+            outcome.results.append(_result(request, answer))
     return outcome
 
 
@@ -101,19 +71,29 @@ def _usage(answer: Any) -> Usage:
     return usage if isinstance(usage, Usage) else Usage()
 
 
-def _failure(answer: Any, request: AdviceRequest | None = None) -> Failure:
+def _result(request: AdviceRequest, answer: Any) -> Advice | AdviceError:
     if isinstance(answer, Advice):
         found, asked = len(answer.logits), len(request.actions)
-        return Failure("wrong_logit_count", f"{found} logits for {asked} actions")
+        if found != asked:
+            return error_of_kind("wrong_logit_count", f"{found} logits for {asked} actions")
+        # Without the raw text, which may be megabytes; a recorder has seen it.
+        return Advice(answer.logits, answer.confidence)
     if answer is None:
-        return Failure("unanswered", f"no answer to {request.cache_key!r}", lasting=None)
-    if isinstance(answer, AdviceError):
-        return Failure(safe_kind(answer.kind), str(answer), answer.lasting, answer.sending)
-    if isinstance(answer, TimeoutError):
-        return Failure("timeout", str(answer) or "no answer within the deadline", lasting=True)
+        error = error_of_kind("unanswered", f"no answer to {request.cache_key!r}")
+        error.lasting = None
+        return error
     if isinstance(answer, BaseException):
-        return Failure(safe_kind(type(answer).__name__), str(answer))
-    return Failure("wrong_type", f"{type(answer).__name__} where Advice was expected")
+        return _error(answer)
+    return error_of_kind("wrong_type", f"{type(answer).__name__} where Advice was expected")
+
+
+def _error(error: BaseException) -> AdviceError:
+    if isinstance(error, AdviceError):
+        error.kind = safe_kind(error.kind)
+        return error
+    if isinstance(error, TimeoutError):
+        return error_of_kind("timeout", str(error) or "no answer within the deadline")
+    return error_of_kind(type(error).__name__, str(error))
 
 
 class CallCounters:
@@ -121,13 +101,6 @@ class CallCounters:
 
     ``calls == in_time + late + lost`` whenever nothing is in flight: a refunded call is no
     call. Latency percentiles are over the last 1,000 answers.
-
-    Examples:
-        >>> counters = CallCounters()
-        >>> counters.calls += 1
-        >>> counters.add(Outcome([Advice(logits=(0.0, 3.0))]), latency_s=0.5, late=True)
-        >>> counters.stats()["late"], counters.stats()["latency_p95_s"]
-        (1.0, 0.5)
     """
 
     def __init__(self) -> None:
@@ -138,26 +111,19 @@ class CallCounters:
         self.logged = {"stopped"}  # kinds of failures that the log has named
 
     def add(self, outcome: Outcome, *, latency_s: float, late: bool) -> None:
-        """Count the outcome of one batch of calls.
-
-        Args:
-            outcome: Answers and failures.
-
-        Keyword Args:
-            latency_s: Seconds from the questions to their outcome.
-            late: Whether the step that asked went on without it.
-        """
-        answered = sum(answer is not None for answer in outcome.answers)
+        """Count the outcome of one batch; ``late`` if the step that asked went on without it."""
+        answered = sum(isinstance(result, Advice) for result in outcome.results)
         self._latencies.extend([latency_s] * answered)
         if late:
             self.late += answered
         else:
             self.in_time += answered
-        self.failed += len(outcome.answers) - answered
-        self.lost += len(outcome.answers) - answered
+        self.failed += len(outcome.results) - answered
+        self.lost += len(outcome.results) - answered
         self.refund(outcome.refunded)
-        for failure in outcome.failures:
-            self.record(failure.kind, failure.message)
+        for result in outcome.results:
+            if isinstance(result, AdviceError):
+                self.record(result.kind, str(result))
 
     def refund(self, count: int) -> None:
         """Take lost calls that were refunded out of the count of calls."""
@@ -166,13 +132,7 @@ class CallCounters:
         self.refunded += count
 
     def record(self, kind: str, message: str, count: int = 1) -> None:
-        """Count failures by kind, and log the first of each kind.
-
-        Args:
-            kind: Short name of what went wrong; beyond 64 kinds, "other".
-            message: One line about this case.
-            count: Questions that failed so. Default: ``1``.
-        """
+        """Count failures by kind, beyond 64 kinds as "other", and log the first of each kind."""
         if kind not in self.errors and len(self.errors) >= _MAX_KINDS:
             kind = "other"
         self.errors[kind] += count
@@ -214,8 +174,75 @@ class CallCounters:
         """Restore all counters."""
         self.errors = Counter()
         for kind, count in state["errors"].items():
-            self.errors[safe_kind(kind)] += int(count)
+            self.errors[safe_kind(kind)] += count
         for name in _COUNTS:
-            setattr(self, name, int(state[name]))
-        prompt, completion, cost = state["usage"]
-        self.usage = Usage(int(prompt), int(completion), float(cost))
+            setattr(self, name, state[name])
+        self.usage = Usage(*state["usage"])
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One question that was paid for; its keys have the prefix of who was asked."""
+
+    advice_id: int
+    request: AdviceRequest
+    cache_key: str
+    abstract_state: str | None
+    latent: Any
+    started: float = field(default_factory=time.monotonic)
+    done: bool = False  # answered or given up
+    answer: Advice | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was asked."""
+        return time.monotonic() - self.started
+
+
+class TicketTable:
+    """All questions in flight, and the last 1,024 that are done; its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Ticket] = {}  # by the request's own key
+        self._done: dict[int, Ticket] = {}
+
+    def __len__(self) -> int:
+        """Return how many are in flight."""
+        return len(self._open)
+
+    def __getitem__(self, advice_id: int) -> Ticket | None:
+        """Return a ticket by its number, ``None`` if it is unknown or forgotten."""
+        if advice_id in self._done:
+            return self._done[advice_id]
+        return next((t for t in self._open.values() if t.advice_id == advice_id), None)
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest question in flight was asked, 0 without any."""
+        return max((ticket.age_s for ticket in self._open.values()), default=0.0)
+
+    def in_flight(self, key: str) -> int:
+        """Return the number of the question in flight about a situation, 0 for none."""
+        return self._open[key].advice_id if key in self._open else 0
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Enter questions that are asked now."""
+        self._open.update((ticket.request.cache_key, ticket) for ticket in tickets)
+
+    def finish(self, ticket: Ticket, answer: Advice | None) -> None:
+        """Enter an answer, or ``None`` for a question that none will come to."""
+        if self._open.get(ticket.request.cache_key) is ticket:
+            del self._open[ticket.request.cache_key]
+        ticket.done, ticket.answer = True, answer
+        # A picture may be large, and who looks here reads the text.
+        ticket.request = replace(ticket.request, image=None)
+        self._done[ticket.advice_id] = ticket
+        if len(self._done) > _MAX_DONE:
+            del self._done[next(iter(self._done))]
+
+    def give_up(self) -> list[Ticket]:
+        """Give up all questions in flight, and return them."""
+        tickets = list(self._open.values())
+        for ticket in tickets:
+            self.finish(ticket, None)
+        return tickets

@@ -18,41 +18,38 @@ from typing import Any, Literal, NamedTuple
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import FatalAdviceError, Sending, StoppedError, Usage
+from lore_torchrl.advisors.errors import (
+    AdviceError,
+    FatalAdviceError,
+    Sending,
+    StoppedError,
+    Usage,
+)
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import shown
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
-from lore_torchrl.service.outcomes import CallCounters, Failure, Outcome, judge
+from lore_torchrl.service.outcomes import CallCounters, Outcome, Ticket, TicketTable, judge
 from lore_torchrl.service.policy import CallPolicy, StepSignals
 from lore_torchrl.service.store import StoreError, patience
-from lore_torchrl.service.tickets import Ticket, TicketTable
 
 # Seconds that a step waits for other processes that write to the store, before it pays and
 # while it keeps a batch's answers.
 _PAY_WAIT_S = {"blocking": 0.2, "async": 0.02}
 _KEEP_WAIT_S = 0.2
-# Seconds that an advisor gets beyond its deadline to react to its cancellation.
-_GRACE_S = 0.5
-# Seconds that it gets to close its connections.
-_CLOSE_S = 1.0
-# Seconds that all answers in flight get together after `stop_asking`.
-_LAST_S = 1.0
+# Seconds that an advisor gets beyond its deadline to react to its cancellation, and to close
+# its connections; and that all answers in flight get together after `stop_asking`.
+_GRACE_S, _CLOSE_S, _LAST_S = 0.5, 1.0, 1.0
 
 
 class Query(NamedTuple):
-    """The situation of one row, and how to ask about it.
+    """The situation of one row, by its exact ``key``, and how to ask about it.
 
-    Attributes:
-        key: Exact key of the situation.
-        request: Returns the question, with ``key`` as its ``cache_key``. Called only if the
-            advisor is asked.
-        row: Row of the batch. Default: ``0``.
-        abstract_state: Abstract state whose answers serve. Default: none.
-        latent: Latent ``[D]`` near which answers serve. Default: none.
-        no_op: Advised action that was just taken, without changing the situation or gaining
-            reward; its advice no longer serves here. Default: none.
+    ``request`` returns the question, with ``key`` as its ``cache_key``, and is called only if
+    the advisor is asked. Answers of the same ``abstract_state``, or of a ``latent`` ``[D]``
+    nearby, serve too. ``no_op`` is the advised action that was just taken, without changing
+    the situation or gaining reward; its advice no longer serves here.
     """
 
     key: str
@@ -66,12 +63,9 @@ class Query(NamedTuple):
 class Reply(NamedTuple):
     """What a row gets.
 
-    Attributes:
-        advice_id: Number of the question that the row's answer comes, or will come, from; 0
-            for none, and for advice from the cache.
-        advice: The advice, ``None`` for none (yet).
-        fallback: Whether ``advice`` is another answer that serves until that of question
-            ``advice_id`` comes.
+    ``advice_id`` is the number of the question that its answer comes, or will come, from; 0
+    for none, and for ``advice`` from the cache. A ``fallback`` is another answer that serves
+    until that of the question comes.
     """
 
     advice_id: int = 0
@@ -90,14 +84,13 @@ class AdviceService:
 
     ``mode="blocking"`` waits for each answer: deterministic if the advisor is.
     ``mode="async"`` never waits: a question gets a number, the step goes on, the answer
-    enters the cache when it comes, and :meth:`answers` returns it by its number. A situation
-    whose question is in flight is not asked about again. What is in flight when the service
-    is closed, killed, or restored from a checkpoint is lost: counted, never refunded.
+    enters the cache when it comes, and :meth:`answers` returns it by its number. What is in
+    flight when the service is closed, killed, or restored from a checkpoint is lost: counted,
+    never refunded.
 
-    If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key.
-
-    A blocking service whose budget has a ``store`` can be pickled: the copy spends from the
-    same ledger and counts its own calls.
+    If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key. A
+    blocking service whose budget has a ``store`` can be pickled: the copy spends from the same
+    ledger and counts its own calls.
 
     Args:
         advisor: Whom to ask.
@@ -113,23 +106,6 @@ class AdviceService:
             or without a store.
         ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
             finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
-
-    Examples:
-        >>> class Right:
-        ...     async def advise(self, requests):
-        ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
-        >>> request = AdviceRequest("a wall ahead", ("forward", "right"), "wall")
-        >>> with AdviceService(Right(), budget=CallBudget(10)) as service:
-        ...     service.ask([request])[0].advice.logits
-        (0.0, 3.0)
-        >>> service.lookup("wall").logits
-        (0.0, 3.0)
-        >>> service.budget.remaining
-        9
-        >>> with AdviceService(Right(), budget=CallBudget(10), mode="async") as service:
-        ...     replies, left = service.ask([request]), service.drain(5.0)
-        ...     service.answers([replies[0].advice_id])
-        {1: Advice(logits=(0.0, 3.0), confidence=1.0)}
     """
 
     def __init__(
@@ -144,24 +120,16 @@ class AdviceService:
         max_in_flight: int = 16,
     ) -> None:
         if not callable(getattr(advisor, "advise", None)):
-            raise TypeError(
-                f"AdviceService needs an advisor with an async `advise`, got {advisor!r}."
-            )
+            raise TypeError(f"AdviceService needs an advisor with `advise`, got {advisor!r}.")
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
-            raise ValueError(
-                f"The policy counts on {policy.budget!r}, the service would spend from "
-                f"{budget!r}. Give both the same CallBudget object."
-            )
+            raise ValueError("Give the policy and the service the same CallBudget object.")
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         if mode not in ("blocking", "async"):
             raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
         if max_in_flight < 1:
-            raise ValueError(
-                f"max_in_flight must be at least 1, got {max_in_flight}. To make no calls, use "
-                "CallBudget(0)."
-            )
+            raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}.")
         self.advisor = advisor
         self.budget = budget
         self.policy = policy
@@ -192,19 +160,12 @@ class AdviceService:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mode == "async":
             raise TypeError(
-                "An AdviceService in async mode cannot be pickled: its late answers would not "
-                "reach the replay rows of another process. Use mode='blocking' there."
+                "The late answers of an AdviceService in async mode would not reach the replay "
+                "rows of another process. Use mode='blocking' to pickle it."
             )
-        make = partial(
-            AdviceService,
-            self.advisor,
-            budget=self.budget,
-            policy=self.policy,
-            cache=self.cache,
-            timeout_s=self.timeout_s,
-            max_in_flight=self.max_in_flight,
-        )
-        return make, ()
+        names = ("budget", "policy", "cache", "timeout_s", "max_in_flight")
+        settings = {name: getattr(self, name) for name in names}
+        return partial(AdviceService, self.advisor, **settings), ()
 
     @property
     def errors(self) -> Counter[str]:
@@ -216,13 +177,8 @@ class AdviceService:
     def step(self, queries: Sequence[Query], signals: StepSignals | None) -> list[Reply]:
         """Look up the rows' situations, and ask about those that the call policy chooses.
 
-        Args:
-            queries: The rows that need advice, each in the situation it has just entered.
-            signals: What the step tells the policy about all rows; ``None`` to look up
-                only, where no cost and no counter moves.
-
-        Returns:
-            One reply per query. Rows in the same situation share a question.
+        Rows in the same situation share a question. With ``signals`` of ``None`` it looks up
+        only: no cost and no counter moves.
 
         Raises:
             FatalAdviceError: If the advisor says that no run should go on.
@@ -233,14 +189,12 @@ class AdviceService:
         candidates: dict[int, int] = {}  # from a row to its query
         served: list[int] = []
         for place, query in enumerate(queries):
+            keys = self._keys(query)
             if query.no_op is not None:
-                self.cache.filter_no_op(self._prefixed(query.key), query.no_op)
+                self.cache.filter_no_op(keys[0], query.no_op)
             reply = self._find(query, count=armed)
             replies.append(reply)
-            if not armed:
-                continue
             known = reply.advice is not None
-            keys = self._prefixed(query.key), self._prefixed(query.abstract_state)
             if not reply.advice_id and self.cache.wants(*keys, known=known):
                 candidates[query.row] = place
             elif known or reply.advice_id:
@@ -250,37 +204,24 @@ class AdviceService:
         situations: list[str | None] = [None] * len(signals.scores)
         for query in queries:
             situations[query.row] = query.key
-        chosen = self.policy.choose(
-            list(candidates) if self._may_ask else [],
-            signals,
-            served=served,
-            situations=situations,
-        )
-        if chosen:
-            bought = self._buy([queries[candidates[row]] for row in chosen])
-            for place in candidates.values():
-                if (reply := bought.get(queries[place].key)) is None:
-                    continue
-                if reply.advice is None and replies[place].advice is not None:
-                    reply = replies[place]._replace(
-                        advice_id=reply.advice_id, fallback=bool(reply.advice_id)
-                    )
-                replies[place] = reply
+        rows = list(candidates) if self._may_ask else []
+        chosen = self.policy.choose(rows, signals, served=served, situations=situations)
+        bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
+        for place in candidates.values():
+            reply, known = bought.get(queries[place].key), replies[place].advice
+            if reply is None:
+                continue
+            if reply.advice is None and known is not None:
+                reply = Reply(reply.advice_id, known, fallback=bool(reply.advice_id))
+            replies[place] = reply
         return replies
 
     def ask(self, requests: Sequence[AdviceRequest]) -> list[Reply]:
         """Ask about each situation that is neither cached nor in flight, whatever the policy.
 
-        Args:
-            requests: The questions, of one batch and under one deadline. Requests with the
-                same key are asked once; those beyond the budget are not asked.
-
-        Returns:
-            One reply per request: in blocking mode with the answer, in async mode with the
-            number of the question.
-
-        Raises:
-            FatalAdviceError: If the advisor says that no run should go on.
+        The requests are one batch under one deadline. Those with the same key are asked once,
+        those beyond the budget are not. A reply has the answer in blocking mode, in async mode
+        the number of the question. Raises a :class:`FatalAdviceError` as :meth:`step` does.
         """
         queries = [Query(request.cache_key, lambda r=request: r) for request in requests]
         known = {query.key: self._find(query, count=False) for query in queries}
@@ -288,7 +229,7 @@ class AdviceService:
         return [known[query.key] for query in queries]
 
     def lookup(self, key: str) -> Advice | None:
-        """Return the cached advice for exactly this situation, without counting the look-up."""
+        """Return the cached advice for exactly this situation, without counting."""
         return self._find(Query(key, AdviceRequest), count=False).advice
 
     def _find(self, query: Query, *, count: bool) -> Reply:
@@ -298,16 +239,15 @@ class AdviceService:
             advice_id = self._tickets.in_flight(query.key)
         advice = None
         with self._storing():
-            advice = look(
-                self._prefixed(query.key), self._prefixed(query.abstract_state), query.latent
-            )
+            advice = look(*self._keys(query), query.latent)
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
-    def _prefixed(self, key: str | None) -> str | None:
+    def _keys(self, query: Query) -> tuple[str, str | None]:
+        """Return the keys of a situation and its abstract state in the cache."""
         prefix = getattr(self.advisor, "cache_prefix", "")
-        if key is None or not prefix or prefix == self.cache.prefix:
-            return key
-        return f"{prefix}{key}"
+        prefix = "" if prefix == self.cache.prefix else prefix
+        state = query.abstract_state
+        return prefix + query.key, None if state is None else prefix + state
 
     @property
     def _free_places(self) -> int:
@@ -315,11 +255,7 @@ class AdviceService:
 
     @property
     def _may_ask(self) -> bool:
-        """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent.
-
-        It is silent if the oldest question waits for more than twice the 95th percentile of
-        the latencies; so the first answer is waited for before a second question.
-        """
+        """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent."""
         with self._lock:
             silent = self._tickets.oldest_s > 2.0 * self.counters.latency(0.95)
             return not silent and self._end is None and self._free_places > 0
@@ -362,20 +298,14 @@ class AdviceService:
         except StoreError as error:
             # What cannot be entered into the ledger is not asked.
             self._record(error.kind, str(error), len(questions))
-            self.policy.withdraw_call()
+            self.policy.observe_result(ok=False, lasting=None)
             return []
         if beyond := len(questions) - paid:
             self._record("budget", f"{beyond} questions beyond the budget", beyond)
         with self._lock:
             self.counters.calls += paid
             tickets = [
-                Ticket(
-                    self._last_id + number,
-                    request,
-                    self._prefixed(query.key),
-                    self._prefixed(query.abstract_state),
-                    query.latent,
-                )
+                Ticket(self._last_id + number, request, *self._keys(query), query.latent)
                 for number, (query, request) in enumerate(questions[:paid], 1)
             ]
             self._last_id += paid
@@ -385,8 +315,22 @@ class AdviceService:
     def _wait_for(self, tickets: Sequence[Ticket]) -> None:
         """Ask and wait for the answers of one batch."""
         try:
-            outcome = self._keep(tickets, self._run(tickets))
+            future = self._waited_for = self._loop().submit(self._attempt(tickets))
+            if self._end is not None:
+                future.cancel()
+            try:
+                result = future.result(self.timeout_s + _GRACE_S)
+            except CancelledError:
+                result = StoppedError("The run is being stopped.")
+            except TimeoutError as error:
+                # The advisor blocks its loop: abandon both and start new ones next time.
+                result = error
+                future.cancel()
+                self._abandon_loop()
+            outcome = self._keep(tickets, result)
         except BaseException:
+            if self._waited_for is not None:
+                self._waited_for.cancel()
             with self._lock:
                 self.counters.lost += len(tickets)
                 for ticket in tickets:
@@ -395,23 +339,6 @@ class AdviceService:
         self._finish(tickets, outcome, late=False)
         if outcome.fatal is not None:
             raise outcome.fatal
-
-    def _run(self, tickets: Sequence[Ticket]) -> Any:
-        future = self._waited_for = self._loop().submit(self._attempt(tickets))
-        if self._end is not None:
-            future.cancel()
-        try:
-            return future.result(self.timeout_s + _GRACE_S)
-        except CancelledError:
-            return StoppedError("The run is being stopped.")
-        except TimeoutError as error:
-            # The advisor blocks its loop: abandon both and start new ones next time.
-            future.cancel()
-            self._abandon_loop()
-            return error
-        except BaseException:
-            future.cancel()
-            raise
 
     async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
         """Return the advisor's answers, or what it raised."""
@@ -450,30 +377,33 @@ class AdviceService:
     def _finish(self, tickets: Sequence[Ticket], outcome: Outcome, *, late: bool) -> None:
         with self._lock:
             self.counters.add(outcome, latency_s=tickets[0].age_s, late=late)
-            for ticket, answer in zip(tickets, outcome.answers, strict=True):
-                self._tickets.finish(ticket, answer)
+            for ticket, result in zip(tickets, outcome.results, strict=True):
+                self._tickets.finish(ticket, result if isinstance(result, Advice) else None)
             self._finished.notify_all()
 
     @patience(_KEEP_WAIT_S)
     def _keep(self, tickets: Sequence[Ticket], result: Any) -> Outcome:
         """Put usable answers into the cache, their cost into the ledger."""
         outcome = judge([ticket.request for ticket in tickets], result)
-        failures = iter(outcome.failures)
         # First the answers: a kill in between forgets some tokens rather than paid advice.
-        for ticket, answer in zip(tickets, outcome.answers, strict=True):
-            if answer is not None:
+        for ticket, result in zip(tickets, outcome.results, strict=True):
+            if isinstance(result, Advice):
                 with self._storing():
                     self.cache.put(
                         ticket.cache_key,
-                        answer,
+                        result,
                         abstract_state=ticket.abstract_state,
                         latent=ticket.latent,
                     )
-                self._tell_policy(None, free=False)
-            elif (failure := next(failures, None)) is not None:
-                refunded = self._refund(failure)
+                self._tell_policy(None)
+            elif result is not None:
+                refunded = 0
+                # A call that no server saw is given back.
+                if result.sending is not Sending.DONE:
+                    with self._storing():
+                        refunded = self.budget.refund(sent=result.sending is Sending.TRIED)
                 outcome.refunded += refunded
-                self._tell_policy(failure, free=bool(refunded))
+                self._tell_policy(result, free=bool(refunded))
         if outcome.usage != Usage():
             with self._storing():
                 self.budget.settle(outcome.usage)
@@ -481,27 +411,15 @@ class AdviceService:
                 self.counters.usage += outcome.usage
         return outcome
 
-    def _refund(self, failure: Failure) -> int:
-        """Refund the call if no server saw it; return the calls refunded."""
-        if failure.sending is Sending.DONE:
-            return 0
-        with self._storing():
-            return self.budget.refund(sent=failure.sending is Sending.TRIED)
-        return 0
-
-    def _tell_policy(self, failure: Failure | None, *, free: bool) -> None:
+    def _tell_policy(self, failure: AdviceError | None, *, free: bool = False) -> None:
         """Tell the policy how a call ended, and the log when an outage begins or ends."""
         outage = self.policy.outage
         was_out, steps = outage.out, outage.steps
-        if failure is not None and failure.lasting is None:
-            self.policy.withdraw_call()
-        else:
-            self.policy.observe_result(
-                ok=failure is None, lasting=failure is not None and failure.lasting, free=free
-            )
+        lasting = None if failure is None else failure.lasting
+        self.policy.observe_result(ok=failure is None, lasting=lasting, free=free)
         if outage.out and not was_out:
             torchrl_logger.warning(
-                f"Advice stops ({failure.kind}): {shown(failure.message, 500).rstrip('.')}. The "
+                f"Advice stops ({failure.kind}): {shown(str(failure), 500).rstrip('.')}. The "
                 "run goes on without it. The advisor is tried again with one call after "
                 f"{outage.left} environment steps, then at growing intervals."
             )
@@ -538,26 +456,16 @@ class AdviceService:
             return None if ticket is None else ticket.request
 
     def answers(self, advice_ids: Iterable[int]) -> dict[int, Advice | None]:
-        """Return the answers to questions that are no longer in flight.
+        """Return the answers to questions that are no longer in flight, by their numbers.
 
-        Args:
-            advice_ids: Numbers of questions.
-
-        Returns:
-            From each number that is not in flight to its answer, ``None`` for a question
-            that was lost, or answered more than 1,024 questions ago.
-
-        Raises:
-            FatalAdviceError: If the advisor has said that no run should go on.
+        The answer is ``None`` for a question that was lost, or answered more than 1,024
+        questions ago. Raises a :class:`FatalAdviceError` as :meth:`step` does.
         """
         self._check()
         with self._lock:
             tickets = {advice_id: self._tickets[advice_id] for advice_id in advice_ids}
-            return {
-                advice_id: None if ticket is None else ticket.answer
-                for advice_id, ticket in tickets.items()
-                if ticket is None or ticket.done
-            }
+            done = {n: ticket for n, ticket in tickets.items() if ticket is None or ticket.done}
+            return {n: None if ticket is None else ticket.answer for n, ticket in done.items()}
 
     def _check(self) -> None:
         """Abandon a loop that its advisor blocks, and raise what an async question raised."""
@@ -572,14 +480,7 @@ class AdviceService:
             raise error
 
     def drain(self, timeout_s: float) -> int:
-        """Wait for the questions in flight.
-
-        Args:
-            timeout_s: Seconds to wait at most.
-
-        Returns:
-            How many are still in flight.
-        """
+        """Wait at most so long for the questions in flight; return how many still are."""
         deadline = time.monotonic() + timeout_s
         if self._end is not None:
             deadline = min(deadline, self._end)
@@ -602,10 +503,7 @@ class AdviceService:
     def close(self, *, drain_s: float = 0.0) -> None:
         """Close advisor and thread, within ``drain_s`` and about two seconds.
 
-        A later question starts them again.
-
-        Keyword Args:
-            drain_s: Seconds to wait for what is in flight; the rest is lost. Default: ``0.0``.
+        What is in flight after ``drain_s`` is lost. A later question starts them again.
         """
         self.drain(drain_s)
         with self._lock:
@@ -614,7 +512,7 @@ class AdviceService:
         if worker is None:
             return
         aclose = getattr(self.advisor, "aclose", None)
-        if callable(aclose) and worker.usable:
+        if aclose is not None and worker.usable:
             try:
                 # In the loop that its connections belong to.
                 worker.submit(aclose()).result(_CLOSE_S)
@@ -643,22 +541,20 @@ class AdviceService:
 
         ``calls`` were made by this service: ``in_time`` for the step that asked, ``late``
         (both together ``answered``), ``lost`` (``failed``, or given up at a close or resume)
-        or ``in_flight``. ``refunded`` ones reached no server and are no calls. ``hit_rate``
-        is the fraction of look-ups that found advice, 0 before the first. The rest is the
-        policy's own.
+        or ``in_flight``. ``refunded`` ones reached no server and are no calls.
         """
         with self._lock:
             counters, in_flight = self.counters.stats(), len(self._tickets)
-        found = self.cache.hits + self.cache.shared_hits
-        lookups = found + self.cache.misses
+        cache = self.cache
+        found = cache.hits + cache.shared_hits
         return {
             **counters,
             "in_flight": float(in_flight),
-            "cache_hits": float(self.cache.hits),
-            "cache_misses": float(self.cache.misses),
-            "cache_shared_hits": float(self.cache.shared_hits),
-            "noops_filtered": float(self.cache.noops_filtered),
-            "hit_rate": found / lookups if lookups else 0.0,
+            "cache_hits": float(cache.hits),
+            "cache_misses": float(cache.misses),
+            "cache_shared_hits": float(cache.shared_hits),
+            "noops_filtered": float(cache.noops_filtered),
+            "hit_rate": found / max(1, found + cache.misses),
             **self.policy.stats(),
         }
 
@@ -685,9 +581,6 @@ class AdviceService:
         What was in flight then is lost: paid for, never answered. So is what a durable ledger
         has of this run from after the checkpoint. An advisor of another kind than the saved
         one starts fresh, with a warning.
-
-        Args:
-            state: What :meth:`state_dict` returned.
         """
         self.restored = True
         self.budget.load_state_dict(state["budget"])
@@ -700,8 +593,8 @@ class AdviceService:
             # Made after the checkpoint, by a process that was killed.
             since = max(0, self.budget.own_calls - self.counters.calls)
             self.counters.calls += since
-            self.counters.lost += int(state["in_flight"]) + since
-            self._last_id = int(state["last_id"])
+            self.counters.lost += state["in_flight"] + since
+            self._last_id = state["last_id"]
         if "advisor" not in state or not hasattr(self.advisor, "load_state_dict"):
             return
         # Earlier checkpoints do not name the kind.

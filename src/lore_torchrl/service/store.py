@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,7 @@ _stores: weakref.WeakSet[AdviceStore] = weakref.WeakSet()
 
 
 class StoreError(RuntimeError):
-    """The store cannot be read or written; what was to be written has not been.
-
-    ``kind`` is what the service counts it as.
-    """
+    """The store cannot be read or written; ``kind`` is what the service counts it as."""
 
     kind = "store"
 
@@ -89,9 +85,6 @@ def patience(seconds: float) -> Iterator[None]:
 
     It bounds all waits of the block together, and only shortens what an outer block or a
     store's ``busy_timeout_s`` allows. With 0 the thread tries once and never waits.
-
-    Args:
-        seconds: Longest wait.
     """
     outer = getattr(_waiting, "until", math.inf)
     _waiting.until = min(outer, time.monotonic() + seconds)
@@ -102,30 +95,17 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 class SharedLock:
-    """A re-entrant lock whose copies, pickles and forked children start free.
-
-    An ordinary lock cannot be pickled, and one that another thread holds during a fork
-    stays closed in the child, where that thread does not exist.
-    """
+    """A re-entrant lock whose copies, pickles and forked children start free."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.inner = threading.RLock()
         _locks.add(self)
 
-    def __enter__(self) -> SharedLock:
-        self._lock.acquire()
-        return self
+    def __enter__(self) -> None:
+        self.inner.acquire()
 
     def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
-
-    def acquire(self, *, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds, and return whether the lock is held now."""
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        """Release what :meth:`acquire` took."""
-        self._lock.release()
+        self.inner.release()
 
     def __reduce__(self) -> tuple[type[SharedLock], tuple[()]]:
         return SharedLock, ()
@@ -135,58 +115,33 @@ class AdviceStore:
     """A SQLite file for what must outlive the process: calls spent and answers bought.
 
     The file is opened at its first use in each process, in WAL mode, so that readers
-    never wait for writers. Each change is one short transaction that has reached the
-    disk when it returns: a process that is killed at any moment leaves all of it or
-    nothing. Threads may share a store. A copy, a pickle and a forked child open the
-    file again. Put it on a local disk: SQLite's locks do not hold on network ones.
+    never wait for writers. Each change has reached the disk when it returns: a process
+    that is killed leaves all of it or nothing. Threads may share a store. A copy, a pickle
+    and a forked child open the file again. Put it on a local disk: SQLite's locks do not
+    hold on network ones.
 
-    Args:
-        path: The file; it and its folder are made where they are missing.
-        busy_timeout_s: Longest wait for other processes' writing, in seconds, unless
-            :func:`patience` allows less. Default: ``10.0``.
-
-    Raises:
-        ValueError: If ``path`` is a folder or ``":memory:"``, or ``busy_timeout_s`` is
-            not a positive finite number.
-
-    Examples:
-        >>> import tempfile
-        >>> from lore_torchrl.service.budget import CallBudget
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> store = AdviceStore(f"{folder.name}/advice.sqlite")
-        >>> CallBudget(10, store=store).spend(3)
-        >>> CallBudget(10, store=store).remaining
-        7
-        >>> store.close()
-        >>> folder.cleanup()
+    The file at ``path`` and its folder are made where they are missing. Raises a ``ValueError``
+    if it is a folder or ``":memory:"``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
+    #: Longest wait for other processes' writing, in seconds, unless :func:`patience` allows less.
+    busy_timeout_s = 10.0
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         if str(path) in ("", ":memory:"):
-            raise ValueError(
-                f"AdviceStore needs a file, got path={str(path)!r}. To keep nothing beyond the "
-                "process, pass store=None to budget and cache."
-            )
+            raise ValueError(f"AdviceStore needs a file, got {str(path)!r}: use store=None.")
         # A worker may have another working directory.
         self.path = Path(path).expanduser().absolute()
         if self.path.is_dir():
-            raise ValueError(f"AdviceStore needs a file, got the folder {self.path}. Name a file.")
-        if not (math.isfinite(busy_timeout_s) and busy_timeout_s > 0):
-            raise ValueError(
-                f"busy_timeout_s must be a positive number of seconds, got {busy_timeout_s}."
-            )
-        self.busy_timeout_s = busy_timeout_s
+            raise ValueError(f"AdviceStore needs a file, got the folder {self.path}.")
         # A look-up in an environment's step must not queue behind a commit of the
         # thread that asks, so reading has a connection of its own.
         self._locks = {"read": SharedLock(), "write": SharedLock()}
         self._connections: dict[str, sqlite3.Connection] = {}
         _stores.add(self)
 
-    def __repr__(self) -> str:
-        return f"AdviceStore({str(self.path)!r})"
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), self.path, busy_timeout_s=self.busy_timeout_s), ()
+        return type(self), (self.path,)
 
     def __enter__(self) -> AdviceStore:
         return self
@@ -195,15 +150,7 @@ class AdviceStore:
         self.close()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return all rows of one query.
-
-        Args:
-            sql: One ``SELECT``.
-            parameters: Values of its placeholders. Default: none.
-
-        Raises:
-            StoreError: If the file cannot be read.
-        """
+        """Return all rows of one query; raises :class:`StoreError`."""
         with self._use("read") as connection:
             return connection.execute(sql, parameters).fetchall()
 
@@ -211,26 +158,11 @@ class AdviceStore:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Open one transaction that excludes every other writer, for a ``with`` block.
 
-        It is on disk when the block is left, and undone if the block raises. Keep the
-        block short, and neither wait nor ask anyone within it.
-
-        Yields:
-            The connection to read and write through.
-
-        Raises:
-            StoreBusyError: If others write for longer than this thread waits.
-            StoreError: If the file cannot be written.
+        It is on disk when the block is left, and undone if the block raises. If others write
+        for longer than this thread waits, it raises :class:`StoreBusyError`.
         """
-        with self._use("write") as connection:
-            try:
-                # At once for writing: a lock taken only at the first change could find
-                # that another process has changed what was read.
-                connection.execute("BEGIN IMMEDIATE")
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+        with self._use("write") as connection, _transaction(connection):
+            yield connection
 
     def close(self) -> None:
         """Close the file in this process. A later use opens it again."""
@@ -244,8 +176,10 @@ class AdviceStore:
     @contextmanager
     def _use(self, use: str) -> Iterator[sqlite3.Connection]:
         """Hold the connection for one use, within this thread's patience."""
-        until = time.monotonic() + self._patience_s
-        if not self._locks[use].acquire(timeout=self._patience_s):
+        now = time.monotonic()
+        until = max(now, min(now + self.busy_timeout_s, getattr(_waiting, "until", math.inf)))
+        lock = self._locks[use].inner
+        if not lock.acquire(timeout=until - now):
             raise self._busy("another thread of this process is using it")
         try:
             if use not in self._connections:
@@ -261,12 +195,7 @@ class AdviceStore:
                 "on a local disk with room."
             ) from error
         finally:
-            self._locks[use].release()
-
-    @property
-    def _patience_s(self) -> float:
-        left = getattr(_waiting, "until", math.inf) - time.monotonic()
-        return max(0.0, min(self.busy_timeout_s, left))
+            lock.release()
 
     def _busy(self, reason: object) -> StoreBusyError:
         return StoreBusyError(
@@ -287,8 +216,7 @@ class AdviceStore:
             _wait_until(connection, until)
             self._check_owner(connection)
             self._enter_wal(connection, until)
-            # The default of WAL may lose the last commits with the machine's power, and
-            # a lost spend is a refund. One flush beside a call over a network is nothing.
+            # The default of WAL may lose the last commits with the machine's power.
             connection.execute("PRAGMA synchronous = FULL")
             self._migrate(connection)
         except BaseException:
@@ -324,18 +252,13 @@ class AdviceStore:
     def _migrate(self, connection: sqlite3.Connection) -> None:
         if self._version(connection) == len(_MIGRATIONS):
             return
-        try:
-            connection.execute("BEGIN IMMEDIATE")
+        with _transaction(connection):
             # Asked again: another process may have been first.
             for version in range(self._version(connection), len(_MIGRATIONS)):
                 for statement in _MIGRATIONS[version]:
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
 
     def _version(self, connection: sqlite3.Connection) -> int:
         version = _value(connection, "PRAGMA user_version")
@@ -345,6 +268,19 @@ class AdviceStore:
                 f"{len(_MIGRATIONS)}. Upgrade lore-torchrl, or name another file."
             )
         return version
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        # At once for writing: a lock taken only at the first change could find
+        # that another process has changed what was read.
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _wait_until(connection: sqlite3.Connection, until: float) -> None:
@@ -368,25 +304,21 @@ def _before_fork() -> None:
     # In a child that has the file open SQLite's record of its locks would be wrong, and
     # another process might delete a log that the child still writes to. So no connection
     # is open during a fork.
-    _forking.held = held = ExitStack()
+    _forking.held = ExitStack()
     for store in list(_stores):
-        held.enter_context(store._locks["write"])
-        held.enter_context(store._locks["read"])
+        for lock in (store._locks["write"], store._locks["read"]):
+            _forking.held.enter_context(lock)
         store.close()
-
-
-def _after_fork_in_parent() -> None:
-    _forking.held.close()
 
 
 def _after_fork_in_child() -> None:
     for lock in list(_locks):
-        lock._lock = threading.RLock()
+        lock.inner = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
+        after_in_parent=lambda: _forking.held.close(),
         after_in_child=_after_fork_in_child,
     )

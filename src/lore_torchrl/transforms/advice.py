@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
+from torchrl.data.tensor_specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
 from torchrl.envs.transforms import (
     Compose,
     InitTracker,
@@ -23,16 +32,6 @@ from torchrl.envs.transforms import (
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import AdviceRequest, Describer
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
-from lore_torchrl.transforms.rows import (
-    check_action_count,
-    discrete_actions,
-    ended,
-    entry,
-    flat_rows,
-    nearest_anchors,
-    row_values,
-    scalars,
-)
 
 # Transforms of TorchRL that may follow: they write entries of their own and end no episode.
 _HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
@@ -46,24 +45,19 @@ class AdviceTransform(Transform):
     the answer came. Every other row, and every terminal observation, has mask ``False``, zero
     logits and zero confidence.
 
-    With a service in async mode no step waits: the row goes on with mask ``False``, and
-    ``llm_advice_id`` numbers the question whose answer will belong to it, 0 for none. Rows in
-    the same situation share a question. Where other advice serves meanwhile, such as that of
-    the abstract state, the mask is ``True`` and ``llm_fallback`` is set.
+    With a service in async mode no step waits: ``llm_advice_id`` numbers the question whose
+    answer will belong to the row, 0 for none. Where other advice serves meanwhile, such as
+    that of the abstract state, the mask is ``True`` and ``llm_fallback`` is set.
     :class:`~lore_torchrl.replay.LateAdvice` writes the answer into the rows in replay.
 
-    Nothing is spent until a policy acts that can use advice: a step whose tensordict holds
-    ``require_key`` arms the transform. A step without it, and a reset of the whole environment
-    from outside, disarm it. So ``check_env_specs``, building a collector and random rollouts
-    cost nothing: a disarmed transform gives advice from the cache, and no counter moves.
+    A step whose tensordict holds ``require_key`` arms the transform. A step without it, and a
+    reset of the whole environment from outside, disarm it: it then gives advice from the
+    cache, and no counter moves. So ``check_env_specs``, building a collector and random
+    rollouts cost nothing.
 
     Append it to the outermost, batched environment, after all transforms that may end
-    episodes: otherwise it would ask about terminal observations, and the first reset refuses
-    that. ``InitTracker``, ``RewardSum``, ``TensorDictPrimer`` and transforms that only map
-    entries one by one may follow. Inside a worker it would not see the policy's entries.
-
-    Its progress is that of its :attr:`service`, which has a ``state_dict()`` of its own. The
-    transform's own ``state_dict`` is empty.
+    episodes. ``InitTracker``, ``RewardSum``, ``TensorDictPrimer`` and transforms that only map
+    entries one by one may follow. Its :attr:`service` saves progress.
 
     It writes ``llm_prior_logits`` ``[*B, A]`` float32, ``llm_confidence`` ``[*B, 1]`` float32,
     ``llm_mask`` ``[*B, 1]`` bool, ``llm_advice_id`` ``[*B, 1]`` int64 and ``llm_fallback``
@@ -97,41 +91,10 @@ class AdviceTransform(Transform):
     Raises:
         TypeError: If ``service`` is no :class:`~lore_torchrl.service.AdviceService`, or the
             describer returns keys that are no ``str`` or a request of another type.
-        ValueError: If the describer has no actions or keys, its request has another key than
-            its situation, the environment's action spec has another number of actions,
+        ValueError: If the describer contradicts itself or the environment's actions,
             ``discount`` is out of range, or something is on whose key is not given.
         RuntimeError: If it is inside a worker of a batched environment, or before a transform
             that may end episodes.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl.envs import TransformedEnv
-        >>> from torchrl.testing.mocking_classes import CountingEnv
-        >>> from lore_torchrl.advisors.base import Advice, AdviceRequest
-        >>> from lore_torchrl.service import AdviceService, CallBudget
-        >>> class Describe:
-        ...     in_keys, actions = ("observation",), ("stay", "count")
-        ...     def observe(self, row, observation, action, *, reset): ...
-        ...     def cache_key(self, row, observation):
-        ...         return str(observation["observation"].tolist())
-        ...     def request(self, row, observation):
-        ...         key = self.cache_key(row, observation)
-        ...         return AdviceRequest(f"The count is {key}.", self.actions, key)
-        >>> class Count:
-        ...     async def advise(self, requests):
-        ...         return [Advice(logits=(0.0, 3.0)) for _ in requests]
-        >>> def count_up(td):
-        ...     return td.set("action", torch.ones(1, dtype=torch.int8))
-        >>> service = AdviceService(Count(), budget=CallBudget(2))
-        >>> env = TransformedEnv(
-        ...     CountingEnv(), AdviceTransform(service, Describe(), require_key=None)
-        ... )
-        >>> rollout = env.rollout(3, policy=count_up)
-        >>> rollout["llm_mask"].flatten()
-        tensor([ True,  True, False])
-        >>> rollout["llm_prior_logits"][0]
-        tensor([0., 3.])
-        >>> service.close()
     """
 
     def __init__(
@@ -149,29 +112,17 @@ class AdviceTransform(Transform):
         noop_filter: bool = True,
     ) -> None:
         if not isinstance(service, AdviceService):
-            raise TypeError(
-                f"AdviceTransform needs an AdviceService, got {type(service).__name__}. "
-                "Wrap an advisor as AdviceService(advisor, budget=CallBudget(n))."
-            )
+            raise TypeError(f"AdviceTransform needs an AdviceService, got {service!r}.")
         in_keys = describer.in_keys
         in_keys = [in_keys] if isinstance(in_keys, str) else list(in_keys)
         if not describer.actions or not in_keys:
-            raise ValueError(
-                "The describer must name at least one action and one key, got "
-                f"actions={describer.actions!r}, in_keys={describer.in_keys!r}."
-            )
+            raise ValueError(f"The describer has actions={describer.actions!r}, {in_keys=}.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount must lie in [0, 1], got {discount}.")
         if abstract_states and not hasattr(describer, "abstract_state"):
-            raise ValueError(
-                f"abstract_states=True needs an abstract_state(row, observation), which "
-                f"{type(describer).__name__} does not have."
-            )
+            raise ValueError("abstract_states=True needs a describer with abstract_state().")
         if service.policy.td_spike is not None and value_key is None:
-            raise ValueError(
-                "The call policy has td_spike, but value_key=None: name the value that the "
-                "policy writes, such as 'state_value'."
-            )
+            raise ValueError("The call policy has td_spike, but value_key=None: name the value.")
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
         super().__init__(in_keys=in_keys, out_keys=out_keys)
         self.service = service
@@ -205,8 +156,18 @@ class AdviceTransform(Transform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the five entries."""
-        if self.parent is not None:
-            check_action_count(self.parent.full_action_spec, self._n_actions)
+        specs = () if self.parent is None else self.parent.full_action_spec.items(True, True)
+        for key, spec in specs:
+            if isinstance(spec, (MultiCategorical, MultiOneHot)):
+                raise ValueError(
+                    f"The environment's {key!r} is several choices at once. Make one action of "
+                    "each combination that is of use."
+                )
+            if isinstance(spec, (Categorical, OneHot)) and spec.space.n != self._n_actions:
+                raise ValueError(
+                    f"The describer names {self._n_actions} actions, the environment's {key!r} "
+                    f"has {spec.space.n}."
+                )
         batch = observation_spec.shape
         one = {"shape": (*batch, 1), "device": observation_spec.device}
         logits = {"shape": (*batch, self._n_actions), "device": observation_spec.device}
@@ -246,12 +207,9 @@ class AdviceTransform(Transform):
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         rows = tensordict_reset.numel()
-        reset_keys = ["_reset"] if self.parent is None else self.parent._filtered_reset_keys
-        given = [key for key in reset_keys if tensordict.get(key, None) is not None]
-        if given:
-            reset = np.zeros(rows, dtype=bool)
-            for key in given:
-                reset |= flat_rows(tensordict.get(key), rows).any(1)
+        reset_keys = self.parent._filtered_reset_keys
+        if any(tensordict.get(key, None) is not None for key in reset_keys):
+            reset = _any_true(tensordict, reset_keys, rows)
         else:
             # Asked for from outside rather than by the end of an episode: what acts next
             # is not known.
@@ -260,64 +218,67 @@ class AdviceTransform(Transform):
             self._armed = self.require_key is None
         if rows != len(self._rows):
             if not reset.all():
-                raise RuntimeError(
-                    f"A partial reset of {rows} rows after {len(self._rows)}: reset the whole "
-                    "environment first."
-                )
+                raise RuntimeError("A partial reset came first: reset the whole environment.")
             self._rows = _Rows(rows, self._n_actions)
-        self._rows.reset(reset)
+        self._rows.untold_resets |= reset
+        self._rows.ended &= ~reset
+        self._rows.value[reset] = np.nan
         signals = StepSignals([1.0] * rows, self._rows.untold_resets.tolist())
         self._advise(tensordict_reset, np.flatnonzero(reset).tolist(), signals)
         return tensordict_reset
 
-    def _reset_on_native_autoreset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        return self._reset(tensordict, tensordict_reset)
+    _reset_on_native_autoreset = _reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         rows = next_tensordict.numel()
         if rows != len(self._rows):
-            raise RuntimeError(
-                f"AdviceTransform was reset with {len(self._rows)} rows and stepped with {rows}. "
-                "Reset the environment before stepping it, and keep its batch size."
-            )
+            raise RuntimeError(f"Reset with {len(self._rows)} rows, stepped with {rows}.")
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
         parent = self.parent
-        reward = flat_rows(entry(next_tensordict, parent.reward_key), rows).sum(1)
-        done = ended(next_tensordict, parent.done_keys, rows)
+        reward = _flat_rows(_entry(next_tensordict, parent.reward_key), rows).sum(1)
+        done = _any_true(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
         else:
-            success = flat_rows(entry(next_tensordict, self.success_key), rows).any(1)
+            success = _flat_rows(_entry(next_tensordict, self.success_key), rows).any(1)
         beta = tensordict.get(self.beta_key, None)
         td_errors = None
         if self._armed and self.value_key is not None:
-            values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
+            values = _scalars(_entry(tensordict, self.value_key), rows, self.value_key)
             td_errors = self._rows.td_errors(values, reward, self.discount)
-        stepped = self._rows.step(done)
+        stepped = ~self._rows.ended  # the others had ended before
+        self._rows.ended |= done
         signals = StepSignals(
-            [1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
+            [1.0] * rows if beta is None else _scalars(beta, rows, self.beta_key),
             self._rows.untold_resets.tolist(),
             np.where(stepped, reward, 0.0).tolist(),
             (success & stepped).tolist(),
             td_errors,
             int(stepped.sum()),
         )
-        if self._anchors is None:
-            actions = discrete_actions(tensordict, parent.action_key, rows, self._n_actions)
-        else:
-            actions = nearest_anchors(tensordict, parent.action_key, rows, self._anchors)
         running = np.flatnonzero(~self._rows.ended).tolist()
-        self._advise(next_tensordict, running, signals, actions)
+        self._advise(next_tensordict, running, signals, self._actions(tensordict, rows))
         return next_tensordict
+
+    def _actions(self, tensordict: TensorDictBase, rows: int) -> list[int]:
+        """Return each row's action as an index: of an index, a one-hot, or the nearest anchor."""
+        action = _flat_rows(_entry(tensordict, self.parent.action_key), rows)
+        size, wanted = action.shape[1], f"advice needs an index or a one-hot of {self._n_actions}"
+        if self._anchors is not None:
+            wanted = f"the describer's anchors have {self._anchors.shape[1]} dimensions"
+            if size == self._anchors.shape[1]:
+                return np.square(action[:, None] - self._anchors[None]).sum(2).argmin(1).tolist()
+        elif size == 1 and action.dtype.kind in "iu":
+            return action[:, 0].tolist()
+        elif size == self._n_actions:
+            return action.argmax(1).tolist()
+        raise ValueError(
+            f"{self.parent.action_key!r} holds {size} numbers of {action.dtype} a row; {wanted}."
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: advice is about a live environment, not about stored data."""
-        raise NotImplementedError(
-            "AdviceTransform works on environments only; put it on the environment, not on "
-            "the replay buffer."
-        )
+        raise NotImplementedError("Put AdviceTransform on the environment, not the replay buffer.")
 
     # ---- one vector step ----
 
@@ -330,13 +291,13 @@ class AdviceTransform(Transform):
     ) -> None:
         """Get advice for ``rows``, and write all rows into ``tensordict``.
 
-        At a step every row is written again; at a reset (``actions`` is ``None``) the rows
-        that go on keep the advice for the observation they already have.
+        At a reset (``actions`` is ``None``) the rows that go on keep their advice.
         """
         preferred = self._rows.preferred()
-        self._rows.clear(rows if actions is None else slice(None))
-        observations = {key: row_values(tensordict, key) for key in self.in_keys}
-        latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
+        for values in self._rows.values():
+            values[rows if actions is None else slice(None)] = 0
+        observations = {key: _row_values(tensordict, key) for key in self.in_keys}
+        latents = None if self.latent_key is None else _row_values(tensordict, self.latent_key)
         queries = []
         for row in rows:
             observation = {key: values[row] for key, values in observations.items()}
@@ -362,9 +323,8 @@ class AdviceTransform(Transform):
                     action if no_op else None,
                 )
             )
-        for query, reply in zip(
-            queries, self.service.step(queries, signals if self._armed else None), strict=True
-        ):
+        replies = self.service.step(queries, signals if self._armed else None)
+        for query, reply in zip(queries, replies, strict=True):
             self._rows.put(query.row, reply)
         if self._armed:
             self._rows.untold_resets[:] = False
@@ -376,28 +336,23 @@ class AdviceTransform(Transform):
     def _key(self, method: str, row: int, observation: Mapping[str, Any]) -> str:
         key = getattr(self.describer, method)(row, observation)
         if not isinstance(key, str):
-            raise TypeError(
-                f"{type(self.describer).__name__}.{method}() must return a str, got {key!r}."
-            )
+            name = type(self.describer).__name__
+            raise TypeError(f"{name}.{method}() must return a str, got {key!r}.")
         return key
 
     def _request(self, row: int, observation: Mapping[str, Any], key: str) -> AdviceRequest:
         request = self.describer.request(row, observation)
         if not isinstance(request, AdviceRequest):
-            raise TypeError(
-                f"{type(self.describer).__name__}.request() must return an AdviceRequest, got "
-                f"{request!r}."
-            )
+            name = type(self.describer).__name__
+            raise TypeError(f"{name}.request() must return an AdviceRequest, got {request!r}.")
         if request.cache_key != key:
             raise ValueError(
-                f"The describer's request has key {request.cache_key!r}, its cache_key() "
-                f"gave {key!r}: the answer would never be found again. Make them equal."
+                f"The describer's request has another key, {request.cache_key!r}, than its "
+                f"cache_key(), {key!r}: the answer would never be found again."
             )
         if len(request.actions) != self._n_actions:
-            raise ValueError(
-                f"The describer's request names {len(request.actions)} actions, the describer "
-                f"{self._n_actions}. Name the same ones."
-            )
+            names = f"names {len(request.actions)} actions, the describer {self._n_actions}"
+            raise ValueError(f"The describer's request {names}.")
         if hasattr(self.describer, "abstract_state"):
             state = self._key("abstract_state", row, observation)
             request = replace(request, abstract_state=state)
@@ -427,23 +382,11 @@ class _Rows:
         self.untold_resets = np.zeros(rows, dtype=bool)
         self.situations: list[str | None] = [None] * rows
         # Of the step before, for the TD error.
-        self._value = np.full(rows, np.nan)
-        self._reward = np.zeros(rows)
+        self.value = np.full(rows, np.nan)
+        self.reward = np.zeros(rows)
 
     def __len__(self) -> int:
         return len(self.mask)
-
-    def reset(self, rows: np.ndarray) -> None:
-        """Begin new episodes in the rows where ``rows`` is true."""
-        self.untold_resets |= rows
-        self.ended &= ~rows
-        self._value[rows] = np.nan
-
-    def step(self, done: np.ndarray) -> np.ndarray:
-        """Let a step pass; return which rows made it, for the others had ended before."""
-        stepped = ~self.ended
-        self.ended |= done
-        return stepped
 
     def preferred(self) -> list[int | None]:
         """Return the action that the advice of each row prefers, ``None`` without advice."""
@@ -453,19 +396,11 @@ class _Rows:
     def td_errors(
         self, values: Sequence[float], reward: np.ndarray, discount: float
     ) -> list[float | None]:
-        """Return the TD error of the step before, which the value acted on now completes.
-
-        It is ``None`` in the first step of an episode.
-        """
+        """Return the TD error of the step before, ``None`` in the first of an episode."""
         now = np.asarray(values, dtype=np.float64)
-        errors = self._reward + discount * now - self._value
-        self._value, self._reward = now, reward.astype(np.float64)
+        errors = self.reward + discount * now - self.value
+        self.value, self.reward = now, reward.astype(np.float64)
         return [float(error) if np.isfinite(error) else None for error in errors]
-
-    def clear(self, rows: Sequence[int] | slice) -> None:
-        """Forget the advice of some rows."""
-        for values in self.values():
-            values[rows] = 0
 
     def values(self) -> tuple[np.ndarray, ...]:
         """Return the five output entries, ``[rows, ...]`` each."""
@@ -478,3 +413,53 @@ class _Rows:
             self.logits[row] = reply.advice.logits
             self.confidence[row] = reply.advice.confidence
             self.mask[row] = True
+
+
+def _entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
+    """Return an entry; a ``KeyError`` names those that there are."""
+    value = tensordict.get(key, None)
+    if value is None:
+        raise KeyError(
+            f"AdviceTransform needs {key!r}, the environment gives "
+            f"{sorted(map(str, tensordict.keys(True, True)))}. "
+            "Name another one in the describer's in_keys or in the transform."
+        )
+    return value
+
+
+def _row_values(tensordict: TensorDictBase, key: NestedKey) -> Sequence[Any]:
+    """Return the value of each row: arrays for a tensor, ``str`` for text."""
+    value = _entry(tensordict, key)
+    rows = tensordict.numel()
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        return value.reshape(rows, *value.shape[tensordict.ndim :]).cpu().numpy()
+    value = value.tolist() if hasattr(value, "tolist") else value
+    texts = [str(text) for text in np.array(value, dtype=object).ravel()]
+    if len(texts) == 1:
+        texts *= rows
+    if len(texts) != rows:
+        raise ValueError(f"{key!r} holds {len(texts)} texts for {rows} rows.")
+    return texts
+
+
+def _flat_rows(value: torch.Tensor, rows: int) -> np.ndarray:
+    """Return a tensor as an array of shape ``[rows, features]``."""
+    return value.detach().reshape(rows, -1).cpu().numpy()
+
+
+def _scalars(value: torch.Tensor, rows: int, key: NestedKey) -> list[float]:
+    """Return one number for each row."""
+    if value.numel() != rows:
+        raise ValueError(f"{key!r} must hold one number a row, got shape {tuple(value.shape)}.")
+    return value.detach().reshape(rows).cpu().tolist()
+
+
+def _any_true(tensordict: TensorDictBase, flags: Sequence[NestedKey], rows: int) -> np.ndarray:
+    """Return which rows are true by any of the keys, those that are missing aside."""
+    found = np.zeros(rows, dtype=bool)
+    for key in flags:
+        value = tensordict.get(key, None)
+        if value is not None:
+            found |= _flat_rows(value, rows).any(1)
+    return found
