@@ -255,8 +255,7 @@ class ChatAdvisor:
         )
         raise failed["json"]
 
-    def usage_of(self, data: Mapping[str, Any]) -> Usage:
-        """Return what an answer says that it cost."""
+    def _usage(self, data: Mapping[str, Any]) -> Usage:
         usage = data.get("usage")
         if not isinstance(usage, Mapping):
             return Usage()
@@ -285,7 +284,7 @@ class _Meter:
             self.reached = self.reached or error.sending is Sending.DONE
             raise
         self.reached = True
-        self.usage += self.advisor.usage_of(data)
+        self.usage += self.advisor._usage(data)
         return data
 
 
