@@ -136,7 +136,7 @@ def add_lore(recipe: ModuleType, config: DictConfig) -> None:
         )
         # 1. The environments ask for advice, and replay keeps it.
         recipe.SerialEnv = lambda *envs: lore.advise(serial(*envs))
-        recipe.SelectTransform = partial(select, *(("next", key) for key in lore.observed_keys))
+        recipe.SelectTransform = partial(select, *lore.selected_keys)
         # 2. The policy that collects mixes it in; evaluation keeps the stock actor.
         advised = recipe.build_real_world_actor(
             world_model=learner.world_model, actor_model=lore.policy()
@@ -172,7 +172,11 @@ def main(config: DictConfig) -> None:
         with recipe.lore as lore:
             stats = lore.stats()
             hits = stats["advice/cache_hits"] + stats["advice/cache_shared_hits"]
-            print(f"{lore.service.budget.spent} calls, {hits:.0f} answers from the cache")
+            segments = stats["bandit/advised_segments"]
+            print(
+                f"{lore.service.budget.spent} calls, {hits:.0f} answers from the cache, "
+                f"{segments:.0f} advised segments"
+            )
 
 
 if __name__ == "__main__":

@@ -156,8 +156,50 @@ def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeyp
         for batch in collector:
             lore.observe(batch)
         collector.shutdown(close_env=False)
-    expected = {"stock": "Put lore.policy()", "copy": "acts with a copy", "own": ""}[case]
+    expected = {"stock": "put lore.policy()", "copy": "acts with a copy", "own": ""}[case]
     assert (len(told) == 1 and expected in told[0]) if expected else not told
+
+
+def test_wiring_that_is_forgotten_is_told_of(env_and_agent, monkeypatch):
+    env, agent = env_and_agent
+    told = []
+    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
+    with make(agent, LoReConfig(calls=CallsConfig(budget=0))) as lore:
+        with pytest.raises(KeyError, match=r"env = lore\.advise\(env\)"):
+            collect(env, agent.policy(lore.policy()))
+        collector = collect(lore.advise(env), agent.policy(lore.policy()), batches=12)
+        for batch in collector:
+            with pytest.raises(ValueError, match="before the batch is flattened"):
+                lore.observe(batch.reshape(-1))
+            # As a SelectTransform does that does not know of them.
+            lore.observe(batch.exclude("lore_kl", "lore_coefficient"))
+        assert len(told) == 1 and "lore.selected_keys" in told[0]
+        assert lore.bandit.advised_segments == 0
+        kept = batch.select(*lore.selected_keys, ("next", "reward"), ("next", "done"))
+        for _ in range(12):
+            lore.observe(kept)
+        collector.shutdown(close_env=False)
+    assert len(told) == 1, "no loss is asked for after the tenth batch alone"
+
+
+def test_advice_without_a_loss_is_told_of(env_and_agent, monkeypatch):
+    env, agent = env_and_agent
+    told = []
+    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
+    with make(agent, LoReConfig(calls=CallsConfig(budget=0))) as lore:
+        collector = collect(lore.advise(env), agent.policy(lore.policy()), batches=12)
+        for batch in collector:
+            lore.observe(batch)
+        collector.shutdown(close_env=False)
+    assert len(told) == 1 and "nothing is learned from it" in told[0]
+
+
+def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
+    agent = env_and_agent[1]
+    with pytest.raises(TypeError, match=r"must be a LoReConfig, got dict.*OmegaConf"):
+        make(agent, {"calls": {"budget": 3}})
+    with make(agent, LoReConfig()) as lore, pytest.raises(KeyError, match="no state_dict"):
+        lore.load_state_dict({})
 
 
 @pytest.mark.parametrize("restored", [False, True])

@@ -44,9 +44,13 @@ def test_the_recipe_runs(tmp_path, config, calls):
         cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    told = re.search(r"(\d+) calls, (\d+) answers from the cache", result.stdout)
+    told = re.search(
+        r"(\d+) calls, (\d+) answers from the cache, (\d+) advised segments", result.stdout
+    )
     if calls:
         assert int(told[1]) == calls and int(told[2]) > 10
+        # The bandit reads what the recipe's SelectTransform lets through.
+        assert "lore.observe() finds no" not in result.stderr + result.stdout
     else:
         assert told is None
     assert '"type": "train"' in metrics.read_text()
@@ -112,4 +116,5 @@ def test_the_lines_of_the_page_change_the_recipe(tmp_path):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert int(re.search(r"(\d+) asked", result.stdout)[1]) >= 5
+    assert "lore.observe() finds no" not in result.stderr + result.stdout
     assert '"type": "train"' in metrics.read_text()

@@ -103,9 +103,13 @@ class LoRe:
         bandit: The :class:`~lore_torchrl.control.AdviceBandit`, or ``None``.
         late: Brings late answers to replay in async mode, else ``None``.
         observed_keys: Entries that replay must keep with each observation, at the root and under
-            ``"next"``.
+            ``"next"``; under ``"next"`` alone where replay holds no observation of a reset, as
+            in TorchRL's recipe.
+        selected_keys: What a ``SelectTransform`` of the collector must let through: the
+            ``observed_keys`` under ``"next"`` and what :meth:`observe` reads.
 
     Raises:
+        TypeError: If ``config`` is no :class:`~lore_torchrl.configs.LoReConfig`.
         ValueError: If ``config.enabled`` is false, or a part needs what is not given.
     """
 
@@ -125,6 +129,11 @@ class LoRe:
         device: torch.device | str | None = None,
     ) -> None:
         self.config = c = LoReConfig() if config is None else config
+        if not isinstance(c, LoReConfig):
+            raise TypeError(
+                f"config must be a LoReConfig, got {type(c).__name__}. From Hydra: "
+                "OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LoReConfig), config))."
+            )
         if not c.enabled:
             raise ValueError(
                 "lore.enabled is false: build the stock policy and losses, without a LoRe."
@@ -152,7 +161,15 @@ class LoRe:
         self.observer = AdviceObserver(
             self.bandit, exhausted=lambda: self.service.budget.remaining == 0
         )
+        # What observe() reads, and the replay under "next".
+        self._read_keys: tuple[NestedKey, ...] = (keys.KL,)
+        if self.bandit is not None:
+            self._read_keys += (keys.COEFFICIENT, ("next", "step_count"))
+        origin = () if self.actor.prior_net is None else (keys.ORIGIN,)
+        under_next = tuple(("next", key) for key in self.observed_keys)
+        self.selected_keys = (*under_next, *self._read_keys, *origin)
         self._batches = 0
+        self._deaf = False
         self._loss: LoReActorLoss | None = None
 
     # ---- the three places ----
@@ -273,14 +290,35 @@ class LoRe:
     # ---- once a collector batch ----
 
     def observe(self, batch: TensorDictBase) -> None:
-        """Take note of collected steps ``[E, T]``: segments, and whose advice acted."""
+        """Take note of collected steps ``[E, T]``: segments, and whose advice acted.
+
+        It reads ``lore_kl``, ``lore_coefficient`` and, under ``"next"``, ``reward``, ``done`` and
+        ``step_count``; where one is missing it warns once, and the bandit learns nothing.
+
+        Raises:
+            ValueError: If the batch has not two dimensions, environments and steps.
+        """
+        if len(batch.batch_size) != 2:
+            raise ValueError(
+                f"observe() needs a collector's batch [E, T], got {tuple(batch.batch_size)}: call "
+                "it before the batch is flattened."
+            )
         self._batches += 1
         if self._batches == 1:
             self._check_restored()
+        missing = [key for key in self._read_keys if batch.get(key, None) is None]
+        if missing and not self._deaf:
+            self._deaf = True
+            torchrl_logger.warning(
+                f"lore.observe() finds no {missing} in the batch: the bandit learns nothing. "
+                "Either the policy that collects has the stock actor: put lore.policy() in its "
+                "place. Or a SelectTransform drops them: let lore.selected_keys through."
+            )
+        if missing:
+            return
         if self._batches == _CHECKED_AFTER:
-            self._check_policy(batch)
-        if batch.get(keys.COEFFICIENT, None) is not None or self.bandit is None:
-            self.observer(batch)
+            self._check_wiring()
+        self.observer(batch)
 
     def _check_restored(self) -> None:
         service = self.service
@@ -291,15 +329,13 @@ class LoRe:
                 'restore lore.state_dict() too, as by checkpoint.register("advice", lore).'
             )
 
-    def _check_policy(self, batch: TensorDictBase) -> None:
-        if self._loss is None or not self._loss.active or int(self.actor.gate.steps) > 0:
-            return
-        if batch.get(keys.BETA, None) is None:
+    def _check_wiring(self) -> None:
+        if self._loss is None:
             torchrl_logger.warning(
-                f"No advice after {self._batches} batches: the policy that collects has the stock "
-                "actor. Put lore.policy() in its place."
+                f"No lore.loss(...) after {self._batches} batches: advice is paid for and acts, "
+                "and nothing is learned from it."
             )
-        else:
+        elif self._loss.active and not int(self.actor.gate.steps):
             torchrl_logger.warning(
                 "The collector acts with a copy of lore.policy(): the copy's gate has running "
                 "scales and a warm-up of its own, which the losses do not see, and weight pushes "
@@ -334,6 +370,8 @@ class LoRe:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
+        if "service" not in state_dict:
+            raise KeyError(f"This is no state_dict() of a LoRe: it has {sorted(state_dict)}.")
         self.service.load_state_dict(state_dict["service"])
         self.actor.gate.load_state_dict(state_dict["gate"])
         if self.bandit is not None:

@@ -220,7 +220,7 @@ class JSONClient:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as err:
             unreachable = isinstance(err, httpx.ConnectError)
             kind = UnreachableError if unreachable else ConnectionLostError
-            return kind(f"{type(err).__name__}: {err}")
+            return kind(f"{type(err).__name__} at {self.base_url}: {err}")
 
     async def _exchange(
         self, client: httpx.AsyncClient, path: str, content: bytes, progress: _Progress
@@ -237,7 +237,11 @@ class JSONClient:
                     raise
                 raise StatusError(status, f"Status {status}: {error}") from None
         if not 200 <= status < 300:
-            raise status_error(status, text, retry_after(response.headers, time.time()))
+            error = status_error(status, text, retry_after(response.headers, time.time()))
+            if status == 404:
+                hint = f" Asked was {self.base_url}{path}; most servers want a base_url in /v1."
+                error.args = (f"{error.args[0]}{hint}", *error.args[1:])
+            raise error
         return parse_object(text)
 
     def _wait(self, error: AdviceError, attempt: int) -> float | None:

@@ -141,7 +141,12 @@ class AdviceBandit(TensorDictModuleBase):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the coefficient: drawn where a segment begins, else unchanged."""
-        begins, coefficient = (tensordict.get(key) for key in self.in_keys)
+        begins, coefficient = (tensordict.get(key, None) for key in self.in_keys)
+        if begins is None or coefficient is None:
+            raise KeyError(
+                f"The bandit needs {self.in_keys} beside the observation: collect from the "
+                "environment that advise() returns, env = lore.advise(env)."
+            )
         if self.training:
             if self.segment_steps is not None:
                 begins = begins % self.segment_steps == 0

@@ -119,7 +119,7 @@ class AdviceService:
         mode: Literal["blocking", "async"] = "blocking",
         max_in_flight: int = 16,
     ) -> None:
-        if not callable(getattr(advisor, "advise", None)):
+        if isinstance(advisor, type) or not callable(getattr(advisor, "advise", None)):
             raise TypeError(f"AdviceService needs an advisor with `advise`, got {advisor!r}.")
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:

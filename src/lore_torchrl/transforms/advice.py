@@ -119,6 +119,12 @@ class AdviceTransform(Transform):
             raise ValueError(f"The describer has actions={describer.actions!r}, {in_keys=}.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount must lie in [0, 1], got {discount}.")
+        for method in ("observe", "cache_key", "request"):
+            if not callable(getattr(describer, method, None)):
+                raise TypeError(
+                    f"{type(describer).__name__} has no {method}(). A describer that remembers "
+                    "nothing inherits from lore_torchrl.envs.adapter.MemorylessDescriber."
+                )
         if abstract_states and not hasattr(describer, "abstract_state"):
             raise ValueError("abstract_states=True needs a describer with abstract_state().")
         if service.policy.td_spike is not None and value_key is None:
