@@ -81,7 +81,13 @@ def wrap(actor_loss, **settings) -> LoReActorLoss:
     names = {part.name for part in fields(LossConfig)}
     config = LossConfig(**{name: value for name, value in settings.items() if name in names})
     parts = {name: value for name, value in settings.items() if name not in names}
-    return LoReActorLoss(actor_loss, config, **parts)
+    return unfloored(LoReActorLoss(actor_loss, config, **parts))
+
+
+def unfloored(loss: LoReActorLoss) -> LoReActorLoss:
+    """Let a random critic's values count as they are, as after an episode that returned little."""
+    loss.least_return.fill_(-torch.inf)
+    return loss
 
 
 def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
@@ -105,7 +111,10 @@ def tiny_learner(
     config = config or tiny_config()
     agent = tiny_agent(config, seed=seed, device=device)
     lore_actor = None if lore is None else build_agent_actor(lore, agent, device=device)
-    return build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
+    learner = build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
+    if lore is not None:
+        unfloored(learner.loss.actor_loss)
+    return learner
 
 
 def advice(*batch: int, mask=True) -> dict[str, torch.Tensor]:

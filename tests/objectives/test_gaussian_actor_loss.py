@@ -12,6 +12,7 @@ from dreamer_sample import (
     tiny_agent,
     tiny_config,
     tiny_sample,
+    unfloored,
     update,
     weights,
     wrap,
@@ -391,7 +392,10 @@ def learner(lore, *, seed=0, device="cpu"):
     agent = continuous_agent(seed=seed, device=device)
     built = {"anchors": ANCHORS, "device": device}
     actor = None if lore is None else build_agent_actor(lore, agent, **built)
-    return build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
+    learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
+    if lore is not None:
+        unfloored(learner.loss.actor_loss)
+    return learner
 
 
 def replayed(mask):

@@ -261,6 +261,22 @@ class TestImitation:
         torch.testing.assert_close(terms["loss_lore_imitation"], expected)
         assert terms["lore_imitated"].item() == pytest.approx(4 / 12)
 
+    def test_a_pessimistic_critic_makes_no_gains(self):
+        """Where nothing was ever rewarded, a value below 0 is the critic's error."""
+        td = executed()
+        td["state_value"].fill_(-0.3)
+        td["lore_return"].zero_()
+        loss = lore_loss(tiny_agent(), imitation_weight=1.0, **IMITATION_ALONE)
+        assert loss.advice_terms(td)["lore_imitated"] == 1.0
+        loss.least_return.zero_()  # as it begins
+        assert loss.advice_terms(td)["lore_imitated"] == 0.0
+        # Of returns that differ those above the worst are gains; what is unknown is left out.
+        td["lore_return"][:4] = torch.tensor([[-0.4], [-0.2], [NAN], [0.5]])
+        assert loss.advice_terms(td)["lore_imitated"].item() == pytest.approx(10 / 12)
+        assert loss.least_return.item() == pytest.approx(-0.4)
+        assert loss.floored(torch.tensor([-1.0, 0.3])).tolist() == pytest.approx([-0.4, 0.3])
+        assert "least_return" not in loss.state_dict()
+
     def test_whoever_chose_the_step(self):
         agent, td = tiny_agent(), executed()
         loss = lore_loss(agent, imitation_weight=1.0, **IMITATION_ALONE)

@@ -38,9 +38,10 @@ class LoReActorLoss(LossModule):
         \mathtt{loss\_lore\_imitation} = -\lambda_f
             \frac{\sum_t f_t \log \pi_{wm}(a_t | s_t)}{\max(1, \sum_t f_t)}
 
-    with :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight` and its scale the
-    wrapped loss's span of returns. On states that carry advice, with
-    weight :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
+    with :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
+    loss's span of returns, and :math:`V` at least the least real return so far, 0 included, so that
+    a pessimistic critic makes no gains. On states that carry advice, with weight
+    :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
     advised states, weighed by :math:`f` on steps that took the advice's first choice and by 0
     on others (so what gained nothing is not learned), it adds
@@ -119,6 +120,7 @@ class LoReActorLoss(LossModule):
     delta: Tensor
     delta_end: Tensor
     updates: Tensor
+    least_return: Tensor
 
     def __init__(
         self,
@@ -176,6 +178,8 @@ class LoReActorLoss(LossModule):
         self.register_buffer("delta", torch.tensor(float(c.delta)))
         self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        # Of replay: it is known again after the first batches of a resumed run.
+        self.register_buffer("least_return", torch.zeros(()), persistent=False)
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
     @property
@@ -346,8 +350,20 @@ class LoReActorLoss(LossModule):
             value = critic(tensordict.select(*critic.in_keys)).get(key)
         real = tensordict.get(keys.RETURN).reshape(value.shape)
         returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
+        if self.training:
+            least = torch.where(real.isfinite(), real, 0.0).amin()
+            self.least_return.copy_(torch.minimum(self.least_return, least))
+        value = self.floored(value)
         scale, threshold = self.return_scale(), self.config.imitation_threshold
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
+
+    def floored(self, value: Tensor) -> Tensor:
+        """Return values of at least the least return so far, 0 included.
+
+        Where nothing has been rewarded yet, what an untrained critic is below 0 would be a gain of
+        every step.
+        """
+        return torch.maximum(value, self.least_return)
 
     @torch.no_grad()
     def _beta(self, tensordict: TensorDictBase, policy: Any) -> Tensor:

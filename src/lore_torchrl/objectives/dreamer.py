@@ -149,7 +149,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             for key in (names.reward, names.done, names.terminated, keys.RETURN)
         )
         returns = replay_returns(
-            value,
+            self.actor_loss.floored(value),
             reward.reshape(value.shape),
             done.reshape(value.shape),
             terminated.reshape(value.shape),
