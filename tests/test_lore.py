@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("minigrid")
 
+from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, TensorDictPrimer
 from torchrl.envs.utils import ExplorationType
@@ -158,6 +159,20 @@ def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeyp
         collector.shutdown(close_env=False)
     expected = {"stock": "put lore.policy()", "copy": "acts with a copy", "own": ""}[case]
     assert (len(told) == 1 and expected in told[0]) if expected else not told
+
+
+def test_a_truncated_episode_goes_on_with_no_less_than_episodes_return(env_and_agent):
+    agent = env_and_agent[1]
+    with make(agent, LoReConfig()) as lore:
+        value = lore.returns().value
+        records = TensorDict(state=torch.zeros(1, agent.state_dim), batch_size=[1])
+        records["belief"] = torch.zeros(1, agent.belief_dim)
+        critic = value(records)
+        loss = lore.loss(*stock_losses(agent, DREAMER)).actor_loss
+        assert value(records) == critic.clamp_min(0.0)
+        for least, expected in ((critic.item() - 1.0, critic), (critic.item() + 1.0, critic + 1.0)):
+            loss.least_return.fill_(least)
+            torch.testing.assert_close(value(records), expected)
 
 
 def test_wiring_that_is_forgotten_is_told_of(env_and_agent, monkeypatch):

@@ -266,7 +266,9 @@ class LoRe:
         @torch.no_grad()
         def value(records: TensorDictBase) -> Tensor:
             states = records.select(*self._value.in_keys).to(self.device)
-            return self._value(states).get("state_value")
+            value = self._value(states).get("state_value")
+            # What a truncated episode goes on with is no less than episodes return.
+            return value if self._loss is None else self._loss.floored(value)
 
         return EpisodeReturns(value, gamma=self.discount)
 
