@@ -169,7 +169,7 @@ class LoRe:
         under_next = tuple(("next", key) for key in self.observed_keys)
         self.selected_keys = (*under_next, *self._read_keys, *origin)
         self._batches = 0
-        self._deaf = False
+        self._warned = False
         self._loss: LoReActorLoss | None = None
 
     # ---- the three places ----
@@ -309,8 +309,8 @@ class LoRe:
         if self._batches == 1:
             self._check_restored()
         missing = [key for key in self._read_keys if batch.get(key, None) is None]
-        if missing and not self._deaf:
-            self._deaf = True
+        if missing and not self._warned:
+            self._warned = True
             torchrl_logger.warning(
                 f"lore.observe() finds no {missing} in the batch: the bandit learns nothing. "
                 "Either the policy that collects has the stock actor: put lore.policy() in its "

@@ -276,6 +276,10 @@ class TestImitation:
         assert loss.least_return.item() == pytest.approx(-0.4)
         assert loss.floored(torch.tensor([-1.0, 0.3])).tolist() == pytest.approx([-0.4, 0.3])
         assert "least_return" not in loss.state_dict()
+        # Without imitation nothing keeps the least return: what the ensemble learns is left alone.
+        alone = lore_loss(tiny_agent(), **PAPER)
+        alone.least_return.zero_()
+        assert alone.floored(torch.tensor(-1.0)) == -1.0
 
     def test_whoever_chose_the_step(self):
         agent, td = tiny_agent(), executed()

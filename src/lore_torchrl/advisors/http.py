@@ -238,9 +238,9 @@ class JSONClient:
                 raise StatusError(status, f"Status {status}: {error}") from None
         if not 200 <= status < 300:
             error = status_error(status, text, retry_after(response.headers, time.time()))
-            if status == 404:
-                hint = f" Asked was {self.base_url}{path}; most servers want a base_url in /v1."
-                error.args = (f"{error.args[0]}{hint}", *error.args[1:])
+            if status == 404 and type(error) is StatusError:
+                where = f"POST {self.base_url}{path}; most servers want a base_url that ends in /v1"
+                raise StatusError(status, f"{error} ({where})")
             raise error
         return parse_object(text)
 

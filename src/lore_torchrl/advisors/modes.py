@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,16 +60,16 @@ class ChatSettings:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Mode:
+class Mode(ABC):
     """Asks one question and reads the answer, which ``raw`` holds as the server wrote it."""
 
     def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
         self.settings = settings
         self.template = template
 
+    @abstractmethod
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Return the advice."""
-        raise NotImplementedError
 
     def _body(self, request: AdviceRequest, max_tokens: int) -> dict[str, Any]:
         settings, prompt = self.settings, self.template.render(request)

@@ -120,13 +120,7 @@ class Study:
         return normalized_auc(steps, values) if len(steps) else np.zeros(0)
 
     def steps_to(self, experiment: str, method: str, level: float = 0.9) -> np.ndarray:
-        """Return the first step at which each seed's curve reaches a level, ``[N]``; inf if never.
-
-        Args:
-            experiment: Its name.
-            method: Its name.
-            level: Value of the metric. Default: ``0.9``.
-        """
+        """Return the first step at which each seed's metric reaches ``level``, ``[N]``, or inf."""
         steps, values = self.curves(experiment, method, self.metric)
         if not len(steps):
             return np.zeros(0)

@@ -358,12 +358,12 @@ class LoReActorLoss(LossModule):
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
 
     def floored(self, value: Tensor) -> Tensor:
-        """Return values of at least the least return so far, 0 included.
+        """Return values of at least the least return so far, 0 included, if steps are imitated.
 
         Where nothing has been rewarded yet, what an untrained critic is below 0 would be a gain of
         every step.
         """
-        return torch.maximum(value, self.least_return)
+        return torch.maximum(value, self.least_return) if self.config.imitation_weight else value
 
     @torch.no_grad()
     def _beta(self, tensordict: TensorDictBase, policy: Any) -> Tensor:
