@@ -139,6 +139,17 @@ def test_expires_after_steps(make):
     assert cache.get("a") == advice(3.0)
 
 
+def test_an_answer_that_replaces_one_expires_by_its_own_age():
+    cache = AdviceCache(ttl_steps=10)
+    for steps, logits in ((0, (1.0, 0.0)), (6, (0.0, 1.0))):
+        cache.advance(steps)
+        cache.put("wall", Advice(logits=logits))
+    cache.advance(6)
+    assert cache.peek("wall").logits == (0.0, 1.0)
+    cache.advance(4)
+    assert cache.peek("wall") is None and not len(cache)
+
+
 def test_an_expired_neighbour_makes_way_for_the_next(make):
     cache = make(ttl_steps=10, radius=5.0)
     cache.put("old", advice(1.0), abstract_state="hall", latent=[0.0])

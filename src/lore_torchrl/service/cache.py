@@ -127,6 +127,7 @@ class AdviceCache:
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
+        self._ages: deque[tuple[str, _Entry]] = deque()  # oldest first, where entries expire
         # Keys and latents of all entries, by the length of these; made when it is asked for.
         self._latents: dict[int, tuple[list[str], np.ndarray]] = {}
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
@@ -155,11 +156,14 @@ class AdviceCache:
             if self.ttl_steps is None:
                 return
             last = self._now - self.ttl_steps
-            for key, seq in [(k, e.seq) for k, e in self._entries.items() if e.born <= last]:
+            while self._ages and self._ages[0][1].born <= last:
+                key, entry = self._ages.popleft()
+                if self._entries.get(key) is not entry:
+                    continue  # it was replaced, or dropped for want of place
                 self._remove(key)
                 if self.store is not None:
                     # The row stays: other processes have clocks of their own.
-                    self._outlived[key] = seq
+                    self._outlived[key] = entry.seq
 
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
@@ -338,6 +342,8 @@ class AdviceCache:
             entry.seq = self._seen
         self._remove(key)
         self._entries[key] = entry
+        if self.ttl_steps is not None:
+            self._ages.append((key, entry))
         if entry.abstract is not None:
             self._states.setdefault(entry.abstract, {})[key] = entry
         self._outlived.pop(key, None)
@@ -465,6 +471,7 @@ class AdviceCache:
         with self._lock:
             self._entries.clear()
             self._states.clear()
+            self._ages.clear()
             self._latents.clear()
             self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
@@ -486,6 +493,7 @@ class AdviceCache:
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
+            self._ages = deque(sorted(self._ages, key=lambda item: item[1].born))
             self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
