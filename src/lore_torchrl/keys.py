@@ -27,6 +27,9 @@ number of actions.
 | :data:`IMITATION` | ``[*B, K, ...]`` | nested | steps to imitate, drawn from all of replay |
 | :data:`IMITATION_WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
 | :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
+| :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan from here on, -1 beyond its end |
+| :data:`ACTION_MASK` | ``[*B, A]`` | bool | actions that the advisor calls valid |
+| :data:`SUBGOAL` | ``[*B, G]`` | float32 | the advisor's subgoal, one-hot over the names |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
@@ -38,6 +41,9 @@ MASK = "llm_mask"
 ADVICE_ID = "llm_advice_id"
 FALLBACK = "llm_fallback"
 ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
+PLAN = "llm_plan"
+ACTION_MASK = "llm_action_mask"
+SUBGOAL = "llm_subgoal"
 
 UNCERTAINTY = "lore_uncertainty"
 BETA = "lore_beta"

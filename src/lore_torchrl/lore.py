@@ -213,6 +213,7 @@ class LoRe:
             success_key=self._success_key,
             abstract_states=None if calls.abstract_states else False,
             noop_filter=calls.noop_filter,
+            plan_horizon=calls.plan_horizon,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("httpx")
 from chat_toy import ACTIONS, REQUEST, advisor, ask, content, decide, good, top
 from fault_server import FaultServer
 
+from lore_torchrl.advisors.chat import ChatAdvisor
 from lore_torchrl.advisors.errors import AdviceError, MalformedError
 from lore_torchrl.advisors.http import parse_object
 from lore_torchrl.advisors.modes import MODES, ChatSettings
@@ -102,6 +104,26 @@ def test_json_asks_for_a_schema_that_fits_the_actions():
     assert logits["minItems"] == logits["maxItems"] == 3
     assert body["max_completion_tokens"] == 77
     assert "[0, 0, 0]" in body["messages"][1]["content"]
+
+
+def test_json_asks_for_a_plan_valid_actions_and_a_subgoal_where_they_are_wanted():
+    extras = {"plan": ["forward"], "valid_actions": ["left"], "subgoal": "eat"}
+    answer = content(json.dumps({"logits": [0, 0, 1], "confidence": 0.5, **extras}))
+    with FaultServer(reply=answer) as server:
+        asked = advisor(server, mode="json", ask_for=list(extras))
+        (advice,) = asyncio.run(asked.advise([replace(REQUEST, subgoals=("eat", "sleep"))]))
+        body = server.requests[0][2]
+    assert (advice.plan, advice.valid, advice.subgoal) == ((2,), (True, False, False), "eat")
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert set(extras) < set(schema["required"])
+    assert schema["properties"]["subgoal"]["enum"] == ["", "eat", "sleep"]
+    prompt = body["messages"][1]["content"]
+    assert '"plan"' in prompt and '"valid_actions"' in prompt and "- sleep" in prompt
+
+
+def test_only_mode_json_can_be_asked_for_more():
+    with pytest.raises(ValueError, match="mode='json'"):
+        ChatAdvisor("m", base_url="http://127.0.0.1:9/v1", mode="vote", ask_for=["plan"])
 
 
 def test_a_refused_format_is_not_asked_for_again():

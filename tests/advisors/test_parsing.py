@@ -218,3 +218,24 @@ def test_the_time_grows_linearly_whatever_repeats(before, unit, after):
 def test_names_win_over_letters():
     assert find_action("B", ("b", "a")) == 0
     assert find_action("C", ("b", "a")) is None
+
+
+def test_plan_valid_actions_and_subgoal_are_read_beside_a_preference():
+    answer = {
+        "logits": [0, 1, 2],
+        "plan": ["forward", "turn_left", 1],
+        "valid_actions": ["B", "forward"],
+        "subgoal": "open the door",
+    }
+    actions = ("turn left", "turn right", "forward")
+    advice = parse_answer(json.dumps(answer), actions, ("open the door", "take the key"))
+    assert advice.plan == (2, 0, 1) and advice.valid == (False, True, True)
+    assert advice.subgoal == "open the door"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"plan": ["fly"]}, {"plan": "left"}, {"valid_actions": [None]}, {"subgoal": "sleep"}]
+)
+def test_what_names_nothing_is_an_error(wrong):
+    with pytest.raises(MalformedError):
+        parse_answer(json.dumps({"logits": [0, 1], **wrong}), ("left", "right"), ("eat",))

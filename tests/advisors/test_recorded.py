@@ -830,3 +830,19 @@ def test_the_recording_of_views_answers_the_describers_requests():
             describer.observe(row, seen, None, reset=True)
             requests.append(describer.request(row, seen))
         assert all(isinstance(answer, Advice) for answer in answers(advisor, *requests))
+
+
+EXTRAS = Advice((1.5, -2.0), 0.5, plan=(1, 0), subgoal="open the door", valid=(True, False))
+
+
+def test_plan_subgoal_and_valid_actions_survive_a_recording(tmp_path):
+    recorded(tmp_path / "a.sqlite", [EXTRAS, Advice((0.0, 1.0))])
+    again = answers(RecordedAdvisor(tmp_path / "a.sqlite"), ask("k0"), ask("k1"))
+    assert again == [EXTRAS, Advice((0.0, 1.0))]
+
+
+def test_lines_may_hold_them_too(tmp_path):
+    line = {"class": "a", "logits": [1.5, -2.0], "confidence": 0.5, **EXTRAS.extras()}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line))
+    advisor = RecordedAdvisor(tmp_path / "a.jsonl")
+    assert answers(advisor, ask("k", abstract_state="a")) == [EXTRAS]

@@ -430,3 +430,33 @@ def test_the_abstract_state_tells_the_colors_of_a_mission_apart():
     assert one != abstract_state({(3, 5): red, (1, 1): blue}, mission.format("blue", "red"))
     assert one == abstract_state({(3, 5): blue, (1, 1): red}, mission.format("blue", "red"))
     assert one.startswith("open the c1 door, then open the c2 door||closed named c1 door|")
+
+
+@pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-5x5-v0", "MiniGrid-DoorKey-8x8-v0"])
+def test_a_followed_plan_solves_a_level_in_few_questions(env_id):
+    env = gym.make(env_id, disable_env_checker=True)
+    describer, planner = MiniGridDescriber(memory=True), MiniGridPlanner()
+    wins = questions = steps = 0
+    for episode in range(10):
+        seen, _ = env.reset(seed=row_seed(0, episode, evaluation=True))
+        describer.observe(0, seen, None, reset=True)
+        plan, ended, reward = [], False, 0.0
+        while not ended:
+            if not plan:
+                request = describer.request(0, seen)
+                plan = planner.plan(request, 16) or [int(np.argmax(planner(request)))]
+                questions += 1
+            action = plan.pop(0)
+            seen, reward, terminated, truncated, _ = env.step(action)
+            describer.observe(0, seen, action, reset=False)
+            ended, steps = terminated or truncated, steps + 1
+        wins += reward > 0
+    assert wins == 10 and questions * 3 < steps
+
+
+def test_a_plan_ends_with_the_mission():
+    seen = observation([((3, 3), (GOAL, 1, 0))])
+    describer = MiniGridDescriber()
+    describer.observe(0, seen, None, reset=True)
+    plan = MiniGridPlanner().plan(describer.request(0, seen), 16)
+    assert [ACTIONS[action] for action in plan] == ["forward"] * 3

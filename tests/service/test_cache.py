@@ -5,7 +5,8 @@ import json
 import pytest
 
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.service import AdviceCache
+from lore_torchrl.service import AdviceCache, AdviceStore
+from lore_torchrl.service.cache import average
 
 
 def test_counts_hits_and_misses():
@@ -61,3 +62,16 @@ def test_loading_into_a_smaller_cache_keeps_the_newest():
 def test_rejects_no_room():
     with pytest.raises(ValueError, match="max_entries must be at least 1, got 0"):
         AdviceCache(max_entries=0)
+
+
+def test_plan_subgoal_and_valid_actions_survive_the_state_the_store_and_the_average(tmp_path):
+    answer = Advice((1.0, 2.0), 0.5, plan=(1, 0), subgoal="eat", valid=(True, False))
+    store = AdviceStore(tmp_path / "advice.sqlite")
+    cache = AdviceCache(store=store)
+    cache.put("a", answer)
+    restored = AdviceCache()
+    restored.load_state_dict(json.loads(json.dumps(cache.state_dict())))
+    assert restored.peek("a") == answer
+    assert AdviceCache(store=store).peek("a") == answer
+    mean = average([answer, Advice((2.0, 1.0), 0.5)])
+    assert mean.extras() == answer.extras()

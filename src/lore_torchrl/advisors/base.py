@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from lore_torchrl.advisors.errors import AdviceError, MalformedError, NotFiniteError, Usage
 
 _LARGEST_LOGIT = 1e30
+LONGEST_PLAN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class AdviceRequest:
         mission: The task in words. Default: empty.
         abstract_state: Key of the abstract state that the situation belongs to; situations
             with equal ones may share advice. Default: ``None``, not known.
+        subgoals: Names that an answer's ``subgoal`` may have. Default: empty.
     """
 
     description: str
@@ -38,6 +40,7 @@ class AdviceRequest:
     action_meanings: tuple[str, ...] = ()
     mission: str = ""
     abstract_state: str | None = field(default=None, compare=False)
+    subgoals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,23 @@ class Advice:
         confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
         raw: The answer as it came, for recordings and for people. Default: empty.
+        plan: Indices of the actions to take from here on, the first one for this situation; at
+            most 64. Default: empty, no plan.
+        subgoal: Name of what to reach next. Default: empty, none.
+        valid: Whether each action is of any use here. Default: empty, nothing is said.
 
     Raises:
-        AdviceError: If a logit is not such a number, there are none, or the confidence
-            lies outside 0 to 1.
+        AdviceError: If a logit is not such a number, there are none, the confidence lies outside
+            0 to 1, the plan names no action of these, or ``valid`` is not about these actions.
     """
 
     logits: tuple[float, ...]
     confidence: float = 1.0
     usage: Usage = field(default_factory=Usage, compare=False, repr=False)
     raw: str = field(default="", compare=False, repr=False)
+    plan: tuple[int, ...] = ()
+    subgoal: str = ""
+    valid: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.logits:
@@ -70,6 +80,42 @@ class Advice:
             )
         if not 0.0 <= self.confidence <= 1.0:
             raise MalformedError(f"Advice confidence must lie in [0, 1], got {self.confidence}.")
+        count = len(self.logits)
+        if len(self.plan) > LONGEST_PLAN or not all(0 <= step < count for step in self.plan):
+            raise MalformedError(
+                f"An advice's plan must be at most {LONGEST_PLAN} indices below {count}, got "
+                f"{self.plan[: LONGEST_PLAN + 1]}."
+            )
+        if len(self.valid) not in (0, count):
+            raise MalformedError(f"Advice is valid for {len(self.valid)} actions of {count}.")
+
+    def extras(self) -> dict[str, Any]:
+        """Return plan, subgoal and valid actions, as far as there are any, as JSON holds them."""
+        found = {"plan": list(self.plan), "subgoal": self.subgoal, "valid": list(self.valid)}
+        return {name: value for name, value in found.items() if value}
+
+    def slim(self) -> Advice:
+        """Return the same without the raw text, which may be megabytes, and the cost."""
+        return replace(self, raw="", usage=Usage())
+
+
+def read_extras(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an :class:`Advice`'s keywords from what :meth:`Advice.extras` gave; others are left.
+
+    Raises:
+        MalformedError: If one is of another type.
+    """
+    kinds = {"plan": int, "valid": bool}
+    found: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        listed = values.get(name) or ()
+        if not isinstance(listed, list | tuple) or not all(type(one) is kind for one in listed):
+            raise MalformedError(f"{name} must be a list of {kind.__name__}.")
+        found[name] = tuple(listed)
+    found["subgoal"] = values.get("subgoal") or ""
+    if not isinstance(found["subgoal"], str):
+        raise MalformedError("subgoal must be text.")
+    return {name: value for name, value in found.items() if value}
 
 
 def check(condition: bool, name: str, value: object, rule: str) -> None:

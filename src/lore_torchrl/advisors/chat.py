@@ -24,7 +24,7 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.http import JSONClient, after_reaching
 from lore_torchrl.advisors.modes import MODES, UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
-from lore_torchrl.advisors.prompt import Prompt, PromptTemplate
+from lore_torchrl.advisors.prompt import EXTRAS, Prompt, PromptTemplate
 from lore_torchrl.advisors.redaction import Secret, redact, shown
 
 _log = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class ChatAdvisor:
         requests_per_minute: Limit on requests, as a bucket that holds a minute's worth;
             ``None`` for none. Default: ``None``.
         send_image: Whether a request's image is sent beside the text. Default: ``False``.
+        ask_for: What mode ``json``, which must be set then, asks for beside the preference:
+            ``"plan"``, ``"valid_actions"``, ``"subgoal"``. Default: nothing.
         extra_body: Fields added to each chat request's body, such as
             ``{"chat_template_kwargs": {"enable_thinking": False}}``. Default: none.
 
@@ -112,12 +114,16 @@ class ChatAdvisor:
         max_concurrency: int = 8,
         requests_per_minute: float | None = None,
         send_image: bool = False,
+        ask_for: Sequence[str] = (),
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         check(bool(model), "model", model, "name one that the server has")
         check(server in SERVERS, "server", server, f"choose from {SERVERS}")
         check(mode == "auto" or mode in MODES, "mode", mode, f"choose from {('auto', *MODES)}")
         check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
+        rule = f"choose from {EXTRAS}, with mode='json'"
+        known = set(ask_for) <= set(EXTRAS) and (not ask_for or mode == "json")
+        check(known, "ask_for", list(ask_for), rule)
         check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
         check(votes >= 1, "votes", votes, "at least 1")
         check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")
@@ -137,6 +143,7 @@ class ChatAdvisor:
             smoothing=smoothing,
             min_label_mass=min_label_mass,
             send_image=send_image,
+            ask_for=tuple(ask_for),
             # Through JSON: a body must be able to travel so, and nobody changes it later.
             extra_body=json.loads(json.dumps(dict(extra_body or {}))),
         )
@@ -157,7 +164,8 @@ class ChatAdvisor:
         )
         names = tuple(MODES) if mode == "auto" else (mode,)
         self._modes: dict[str, Mode] = {
-            name: MODES[name](self.settings, PromptTemplate(prompt, name)) for name in names
+            name: MODES[name](self.settings, PromptTemplate(prompt, name, ask_for))
+            for name in names
         }
         self._schedule = ProbeSchedule()
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None

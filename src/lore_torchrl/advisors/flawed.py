@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Wrapper, check
+from lore_torchrl.advisors.base import (
+    Advice,
+    AdviceRequest,
+    Advisor,
+    Wrapper,
+    check,
+    read_extras,
+)
 from lore_torchrl.advisors.errors import AdviceError, Usage
 from lore_torchrl.advisors.parsing import logits_of
 from lore_torchrl.advisors.scripted import restore_stream, stream_state
@@ -81,11 +88,17 @@ class StaleAdvisor(_Flawed):
         return replace(late, usage=Usage() if fresh is None else fresh.usage)
 
     def _own_state(self) -> dict[str, Any]:
-        earlier = [one and [list(one.logits), one.confidence, one.raw] for one in self._earlier]
+        earlier = [
+            one and [list(one.logits), one.confidence, one.raw, one.extras()]
+            for one in self._earlier
+        ]
         return {"earlier": earlier}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        earlier = (one and Advice(tuple(one[0]), one[1], raw=one[2]) for one in state["earlier"])
+        earlier = (
+            one and Advice(tuple(one[0]), one[1], raw=one[2], **read_extras(*one[3:] or ({},)))
+            for one in state["earlier"]
+        )
         self._earlier = deque(earlier, maxlen=self.lag)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest
+from lore_torchrl.advisors.base import LONGEST_PLAN, Advice, AdviceRequest
 from lore_torchrl.advisors.errors import (
     AdviceError,
     EmptyAnswerError,
@@ -57,6 +57,7 @@ class ChatSettings:
     smoothing: float = 0.1
     min_label_mass: float = 0.01
     send_image: bool = False
+    ask_for: Sequence[str] = ()
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -215,7 +216,7 @@ class JSONMode(Mode):
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, once more for each format refused."""
         body = self._body(request, self.settings.max_tokens)
-        schema = _advice_schema(len(request.actions))
+        schema = _advice_schema(request, self.settings.ask_for)
 
         async def send(name: str) -> dict[str, Any]:
             wanted: dict[str, Any] = {"type": name}
@@ -227,7 +228,7 @@ class JSONMode(Mode):
         choice = _choices(await self._formats.ask(send))[0]
         text = _text_of(choice)
         try:
-            return replace(parse_answer(text, request.actions), raw=text)
+            return replace(parse_answer(text, request.actions, request.subgoals), raw=text)
         except MalformedError as error:
             if choice.get("finish_reason") == "length":
                 raise type(error)(f"{error} It was cut off: raise max_tokens.") from None
@@ -358,14 +359,25 @@ MODES: dict[str, type] = {
 }
 
 
-def _advice_schema(count: int) -> dict[str, Any]:
+def _advice_schema(request: AdviceRequest, ask_for: Sequence[str]) -> dict[str, Any]:
+    count = len(request.actions)
     # Whole numbers and a list of tenths: grammars hold a model to these, not to a range
     # of fractions.
     integer = {"type": "integer", "minimum": -10, "maximum": 10}
     logits = {"type": "array", "items": integer, "minItems": count, "maxItems": count}
     prior = _closed({"type": {"type": "string", "enum": ["discrete"]}, "logits": logits})
     confidence = {"type": "number", "enum": [step / 10 for step in range(11)]}
-    return _closed({"action_prior": prior, "confidence": confidence})
+    name = {"type": "string", "enum": list(request.actions)}
+    subgoal = {"type": "string"}
+    if request.subgoals:
+        subgoal["enum"] = ["", *request.subgoals]
+    extras = {
+        "plan": {"type": "array", "items": name, "maxItems": LONGEST_PLAN},
+        "valid_actions": {"type": "array", "items": name, "maxItems": count},
+        "subgoal": subgoal,
+    }
+    asked = {key: extras[key] for key in ask_for}
+    return _closed({"action_prior": prior, "confidence": confidence, **asked})
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice
+from lore_torchrl.advisors.base import LONGEST_PLAN, Advice
 from lore_torchrl.advisors.errors import (
     EmptyAnswerError,
     MalformedError,
@@ -39,10 +40,11 @@ _LONGEST_TEXT = 1 << 17
 # Objects and fences tried of one answer, and how often its characters are read for them.
 _MAX_CANDIDATES = 50
 _MAX_READS = 4
+_LONGEST_SUBGOAL = 200
 
 
-def parse_answer(text: str, actions: Sequence[str]) -> Advice:
-    """Read an answer's text.
+def parse_answer(text: str, actions: Sequence[str], subgoals: Sequence[str] = ()) -> Advice:
+    """Read an answer's text; ``subgoals`` are the names that one may have, any if there are none.
 
     Understood are JSON objects, plain, in a code fence or amid other text, with
 
@@ -52,9 +54,10 @@ def parse_answer(text: str, actions: Sequence[str]) -> Advice:
       a name left out has none,
     - ``action``, ``answer``, ``choice`` or ``label``: one action's name, index or letter,
 
-    each with or without ``confidence``; and, without JSON, a text that is one action's name
-    or letter. Where no confidence is claimed it is the preference's largest probability.
-    An action that is only named gets the logit 3, the others 0.
+    each with or without ``confidence``, ``plan`` and ``valid_actions``, lists of actions, and
+    ``subgoal``, one of ``subgoals`` if there are any; and, without JSON, a text that is one
+    action's name or letter. Where no confidence is claimed it is the preference's largest
+    probability. An action that is only named gets the logit 3, the others 0.
 
     Text within ``<think>`` or ``<thinking>`` does not count: neither that before a closing
     tag whose opening one was in the prompt, nor that after one that is never closed. Of
@@ -72,7 +75,8 @@ def parse_answer(text: str, actions: Sequence[str]) -> Advice:
     error: MalformedError | None = None
     for value in _objects(text):
         try:
-            return _read_object(value, actions)
+            advice = _read_object(value, actions)
+            return replace(advice, **_extras(value, actions, subgoals))
         except MalformedError as err:
             # The first object that was meant as the answer tells what is wrong with it.
             error = error or err
@@ -100,6 +104,30 @@ def _read_object(answer: Mapping[str, Any], actions: Sequence[str]) -> Advice:
     else:
         raise MalformedError(f"None of the known fields among '{shown(', '.join(answer), 60)}'.")
     return advice_of(logits, confidence)
+
+
+def _extras(
+    answer: Mapping[str, Any], actions: Sequence[str], subgoals: Sequence[str]
+) -> dict[str, Any]:
+    """Return plan, subgoal and valid actions of an answer, as far as there are any."""
+
+    def indices(name: str) -> list[int]:
+        said = (member(answer, name, list) or [])[:LONGEST_PLAN]
+        found = [find_action(one, actions) if type(one) in (int, str) else None for one in said]
+        if None in found:
+            unknown = shown(str(said[found.index(None)]), 60)
+            raise MalformedError(f"{name}: no action is called '{unknown}'.")
+        return found
+
+    valid = set(indices("valid_actions"))
+    subgoal = (member(answer, "subgoal", str) or "").strip()
+    if subgoal and subgoals and subgoal not in subgoals:
+        raise MalformedError(f"No subgoal is called '{shown(subgoal, 60)}'.")
+    return {
+        "plan": tuple(indices("plan")),
+        "valid": tuple(index in valid for index in range(len(actions))) if valid else (),
+        "subgoal": subgoal[:_LONGEST_SUBGOAL],
+    }
 
 
 def member(owner: Any, name: str, *kinds: type) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,9 @@ _FIELDS = frozenset(("situation", "options", "answer", "mission", "count"))
 _SEPARATOR = "\n---\n"
 # How the answer is asked for in each mode.
 _ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json", "decisions": "decision"}
+
+#: What may be asked for beside a preference; each has a file that says so.
+EXTRAS = ("plan", "valid_actions", "subgoal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,16 @@ class PromptTemplate:
         name: Name of a file that comes with the package, such as ``default``, or the path
             of one of your own, ending in ``.txt``.
         mode: ``logprobs``, ``json``, ``vote`` or ``decisions``.
+        ask_for: Which of :data:`EXTRAS` are asked for beside the preference. Default: none.
 
     Raises:
         ValueError: If there is no such file, it lacks ``$situation``, or has an unknown field.
     """
 
-    def __init__(self, name: str, mode: str) -> None:
+    def __init__(self, name: str, mode: str, ask_for: Sequence[str] = ()) -> None:
         self.text = _read(name, mode)
-        self.answer = _packaged(f"answer.{_ANSWERS[mode]}.txt")
+        names = (_ANSWERS[mode], *(extra for extra in EXTRAS if extra in ask_for))
+        self.answer = "\n".join(_packaged(f"answer.{one}.txt").strip() for one in names)
         template = Template(self.text)
         if not template.is_valid():
             raise ValueError(f"prompt={name!r}: a lone '$' in the file; write '$$' for one.")
@@ -68,7 +74,9 @@ class PromptTemplate:
         """Return how the answer is asked for."""
         count = len(request.actions)
         zeros = ", ".join("0" * count)
-        return Template(self.answer).substitute(count=count, zeros=zeros).strip()
+        subgoals = "".join(f"\n- {name}" for name in request.subgoals) or " in a few words"
+        values = {"count": count, "zeros": zeros, "subgoals": subgoals}
+        return Template(self.answer).substitute(values)
 
     def render(self, request: AdviceRequest) -> Prompt:
         """Return the prompt for one question."""

@@ -29,7 +29,13 @@ except ImportError:  # Windows, where two runs may get into one file
 
 import numpy as np
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor, Wrapper
+from lore_torchrl.advisors.base import (
+    Advice,
+    AdviceRequest,
+    Advisor,
+    Wrapper,
+    read_extras,
+)
 from lore_torchrl.advisors.errors import (
     AdviceError,
     DeadlineError,
@@ -57,7 +63,7 @@ CREATE TABLE IF NOT EXISTS answers (
     mission TEXT NOT NULL,
     description TEXT NOT NULL,             -- the request's text
     actions TEXT NOT NULL,                 -- JSON list
-    logits TEXT,                           -- JSON list; NULL where there was no advice
+    logits TEXT,                           -- JSON list, or object with more; NULL: no advice
     confidence REAL,
     raw TEXT NOT NULL,                     -- the answer as it came, cut at 65,536 characters
     error_kind TEXT,                       -- NULL where nothing went wrong
@@ -327,7 +333,7 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "description": clean(request.description),
         "actions": json.dumps(request.actions),
         # NumPy's numbers are no JSON; as Python's floats they lose no bit.
-        "logits": json.dumps([float(value) for value in advice.logits]) if advice else None,
+        "logits": json.dumps(_logits(advice)) if advice else None,
         "confidence": float(advice.confidence) if advice else None,
         "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
         "error_kind": safe_kind(error.kind) if error else None,
@@ -346,7 +352,8 @@ class RecordedAdvisor:
     """Answer from a recording alone, without a network.
 
     Recordings are the SQLite files of :class:`RecordingAdvisor`, looked up by cache key, or
-    JSON Lines with ``logits`` and ``confidence`` a line, and with
+    JSON Lines with ``logits`` and ``confidence`` a line, where there are any ``plan``, ``subgoal``
+    and ``valid`` as :class:`~lore_torchrl.advisors.base.Advice` has them, and with
 
     - ``class``, looked up by the request's ``abstract_state``, and ``actions``, or
     - ``image`` and ``direction``, looked up by the request's facts ``view`` and ``direction``.
@@ -462,8 +469,9 @@ def _read_lines(path: Path) -> tuple[str, dict[str, list[Entry]]]:
                 elif not isinstance(key := row["class"], str):
                     raise TypeError(f"class is {type(key).__name__}, not text")
                 logits = tuple(float(value) for value in row["logits"])
-                advice = Advice(logits, float(row["confidence"]), raw=line.decode().strip())
                 actions = tuple(str(action) for action in row.get("actions", ()))
+                said = {"raw": line.decode().strip(), **read_extras(row)}
+                advice = Advice(logits, float(row["confidence"]), **said)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as err:
                 raise ValueError(
                     f"{str(path)!r}, line {number}, is no recorded answer "
@@ -506,6 +514,13 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
     return "cache_key", entries
 
 
+def _logits(advice: Advice) -> list[float] | dict[str, Any]:
+    """Return an answer's logits, in an object with what else it says if it does."""
+    logits = [float(value) for value in advice.logits]
+    extras = advice.extras()
+    return {"logits": logits, **extras} if extras else logits
+
+
 def _read_row(row: sqlite3.Row) -> Entry:
     for kind, names in _READ.items():
         for name in names:
@@ -518,8 +533,10 @@ def _read_row(row: sqlite3.Row) -> Entry:
     answer: Advice | AdviceError | None = None
     if row["logits"] is not None:
         # Added to, since float() would read text as well.
-        logits = tuple(value + 0.0 for value in json.loads(row["logits"]))
-        answer = Advice(logits, row["confidence"], usage, row["raw"])
+        held = json.loads(row["logits"])
+        extras = read_extras(held) if isinstance(held, dict) else {}
+        logits = tuple(value + 0.0 for value in (held["logits"] if extras else held))
+        answer = Advice(logits, row["confidence"], usage, row["raw"], **extras)
     elif row["error_kind"] is not None:
         message, status = row["error_message"] or "", row["error_status"]
         answer = error_of_kind(row["error_kind"], message, status=status, usage=usage)

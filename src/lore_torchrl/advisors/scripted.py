@@ -27,6 +27,8 @@ class ScriptedAdvisor:
             :math:`|c|`, else a uniformly random one. Default: ``1.0``.
         sharpness: Logit of the action advised. Default: ``3.0``.
         confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
+        plan_length: Longest plan given, the planner's ``plan(request, length)`` where the best
+            action is advised. Default: ``0``, none.
         seed: Seed of the advisor's own random stream. Default: ``0``.
 
     Raises:
@@ -41,6 +43,7 @@ class ScriptedAdvisor:
         competence: float = 1.0,
         sharpness: float = 3.0,
         confidence: float = 1.0,
+        plan_length: int = 0,
         seed: int = 0,
     ):
         check(callable(planner), "planner", planner, "callable with an AdviceRequest")
@@ -49,7 +52,11 @@ class ScriptedAdvisor:
         rule = "positive and finite; a negative competence advises against the best action"
         check(0.0 < sharpness < math.inf, "sharpness", sharpness, rule)
         check(0.0 <= confidence <= 1.0, "confidence", confidence, "from 0 to 1")
+        rule = "0 or more, and the planner needs a plan()"
+        fits = plan_length == 0 or (plan_length > 0 and hasattr(planner, "plan"))
+        check(fits, "plan_length", plan_length, rule)
         self.planner = planner
+        self.plan_length = plan_length
         self.competence = float(competence)
         self.sharpness = float(sharpness)
         self.confidence = float(confidence)
@@ -61,6 +68,7 @@ class ScriptedAdvisor:
         """What tells this advisor's answers from those of another in the same store."""
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
+        own += f",plan {self.plan_length}" * bool(self.plan_length)
         settings = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
         return f"scripted-{settings}{'' if self.competence == 1.0 else f',{self.seed}'}:"
@@ -78,16 +86,19 @@ class ScriptedAdvisor:
                 f"planner must return one value an action: got {len(values)} for "
                 f"{len(request.actions)} actions."
             )
+        plan: Sequence[int] = ()
         if self._random.random() >= abs(self.competence):
             chosen = self._random.randrange(len(values))
         else:
             pick = max if self.competence > 0.0 else min
             chosen = pick(range(len(values)), key=values.__getitem__)
+            if self.plan_length and self.competence > 0.0:
+                plan = self.planner.plan(request, self.plan_length)
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
         claim = getattr(self.planner, "confidence", None)
         scale = 1.0 if claim is None else claim(request)
-        return Advice(logits=tuple(logits), confidence=self.confidence * scale)
+        return Advice(tuple(logits), self.confidence * scale, plan=tuple(plan))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""

@@ -21,6 +21,7 @@ class ScriptedAdvisorConfig(Settings, prefix="advisor"):
     )
     sharpness: float = setting(3.0, "Logit of the recommended action; the others get 0.", gt=0)
     confidence: float = setting(1.0, "Confidence that it claims.", ge=0, le=1)
+    plan_length: int = setting(0, "Longest plan given with the best action; 0 for none.", ge=0)
 
 
 @dataclass
@@ -148,4 +149,9 @@ class ChatAdvisorConfig(Settings, prefix="advisor"):
     max_concurrency: int = setting(8, "Requests on the wire at once.", ge=1)
     requests_per_minute: float | None = setting(None, "Limit on requests; null for none.")
     send_image: bool = setting(False, "Whether the image is sent beside the text.")
+    ask_for: list[str] = setting(
+        list,
+        "What mode json asks for beside the preference.",
+        among=("plan", "valid_actions", "subgoal"),
+    )
     extra_body: dict[str, Any] = setting(dict, "Fields added to each chat request's body.")

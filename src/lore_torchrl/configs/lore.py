@@ -87,6 +87,13 @@ class CallsConfig(Settings, prefix="lore.calls"):
         "Whether advice whose action changed nothing and gained nothing is dropped for its state.",
         was="refute",
     )
+    plan_horizon: int = setting(
+        0,
+        "Steps of an answer's plan that serve as advice where there is no other, while the world "
+        "goes as the plan expects; 0 for none.",
+        ge=0,
+        le=64,
+    )
     radius: float | None = setting(
         None, "Distance within which the nearest `latent_key` lends advice; null for none.", gt=0
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torchrl import logger as torchrl_logger
 
-from lore_torchrl.advisors.base import Advice
+from lore_torchrl.advisors.base import Advice, read_extras
 from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
@@ -42,14 +42,18 @@ class _Entry:
 
     def extra(self) -> dict[str, Any]:
         latent = None if self.latent is None else self.latent.tolist()
-        return {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
+        extra = {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
+        return extra | self.advice.extras()
 
     def columns(self) -> tuple[str, str | None, bytes | None]:
         """Return what the store keeps: answer, abstract state and latent."""
         # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
         logits = [float(value) for value in self.advice.logits]
         latent = None if self.latent is None else self.latent.tobytes()
-        return json.dumps([logits, float(self.advice.confidence)]), self.abstract, latent
+        answer = [logits, float(self.advice.confidence)]
+        if extras := self.advice.extras():
+            answer.append(extras)
+        return json.dumps(answer), self.abstract, latent
 
 
 _Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
@@ -314,9 +318,8 @@ class AdviceCache:
         It serves the ``abstract_state``, and situations near the ``latent`` ``[D]``. Raises a
         :class:`StoreError` if the store cannot be written; it is in memory all the same.
         """
-        # A raw answer may have megabytes, and the cache lives as long as the run.
-        advice = Advice(advice.logits, advice.confidence)
-        entry = _Entry(advice, abstract_state, None if latent is None else _vector(latent))
+        # The cache lives as long as the run.
+        entry = _Entry(advice.slim(), abstract_state, None if latent is None else _vector(latent))
         with self._lock:
             if abstract_state is not None:
                 self._visits[abstract_state] = 0
@@ -500,12 +503,13 @@ class AdviceCache:
         entries, unsaved = [], []
         for key, logits, confidence, *extra in saved:
             names = dict(extra[0]) if extra else {}
-            latent = names.pop("latent", None)
+            latent = names.get("latent")
             entry = _Entry(
-                Advice(logits=tuple(logits), confidence=confidence),
-                names.pop("coarse", None),
+                Advice(tuple(logits), confidence, **read_extras(names)),
+                names.get("coarse"),
                 None if latent is None else _vector(latent),
-                **names,
+                names.get("born", 0),
+                names.get("seq", 0),
             )
             known = self._entries.get(key)
             if known is not None and known.seq > entry.seq:
@@ -526,7 +530,8 @@ def average(advices: Sequence[Advice]) -> Advice:
     r"""Return the confidence-weighted mean of some answers' distributions, as one answer.
 
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
-    all :math:`c_j = 0` count alike. A single answer comes back as it is.
+    all :math:`c_j = 0` count alike. Plan, subgoal and valid actions are those of the last answer
+    that has any. A single answer comes back as it is.
     """
     if len(advices) == 1:
         return advices[0]
@@ -537,7 +542,10 @@ def average(advices: Sequence[Advice]) -> Advice:
     mean = weights @ (probs / probs.sum(1, keepdims=True)) / weights.sum()
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
-    return Advice(logits=tuple(logs.tolist()), confidence=float(confidence.mean()))
+    extras: dict[str, Any] = {}
+    for advice in advices:
+        extras |= advice.extras()
+    return Advice(tuple(logs.tolist()), float(confidence.mean()), **read_extras(extras))
 
 
 def _vector(latent: ArrayLike) -> np.ndarray | None:
@@ -549,9 +557,9 @@ def _vector(latent: ArrayLike) -> np.ndarray | None:
 
 
 def _from_json(text: str, n_actions: int | None) -> Advice:
-    logits, confidence = json.loads(text)
+    logits, confidence, *extras = json.loads(text)
     if not all(type(value) in (int, float) for value in (*logits, confidence)):
         raise TypeError("something else where a number was expected")
     if n_actions not in (None, len(logits)):
         raise ValueError(f"{len(logits)} logits for {n_actions} actions")
-    return Advice(logits=tuple(map(float, logits)), confidence=float(confidence))
+    return Advice(tuple(map(float, logits)), float(confidence), **read_extras(*extras or ({},)))

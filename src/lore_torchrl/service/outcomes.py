@@ -27,7 +27,7 @@ _LATENCIES = 1_000
 _MAX_KINDS = 64
 # Answered questions that are remembered; the cache keeps the answers in any case.
 _MAX_DONE = 1_024
-_COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded")
+_COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded", "plan_steps")
 
 
 @dataclass(slots=True)
@@ -76,8 +76,7 @@ def _result(request: AdviceRequest, answer: Any) -> Advice | AdviceError:
         found, asked = len(answer.logits), len(request.actions)
         if found != asked:
             return error_of_kind("wrong_logit_count", f"{found} logits for {asked} actions")
-        # Without the raw text, which may be megabytes; a recorder has seen it.
-        return Advice(answer.logits, answer.confidence)
+        return answer.slim()  # a recorder has seen the text
     if answer is None:
         error = error_of_kind("unanswered", f"no answer to {request.cache_key!r}")
         error.lasting = None
@@ -106,6 +105,7 @@ class CallCounters:
     def __init__(self) -> None:
         self.errors: Counter[str] = Counter()
         self.calls = self.in_time = self.late = self.lost = self.failed = self.refunded = 0
+        self.plan_steps = 0  # situations that a plan answered in place of a call
         self.usage = Usage()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self.logged = {"stopped"}  # kinds of failures that the log has named
@@ -176,7 +176,7 @@ class CallCounters:
         for kind, count in state["errors"].items():
             self.errors[safe_kind(kind)] += count
         for name in _COUNTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, 0))
         self.usage = Usage(*state["usage"])
 
 

@@ -49,7 +49,8 @@ class Query(NamedTuple):
     ``request`` returns the question, with ``key`` as its ``cache_key``, and is called only if
     the advisor is asked. Answers of the same ``abstract_state``, or of a ``latent`` ``[D]``
     nearby, serve too. ``no_op`` is the advised action that was just taken, without changing
-    the situation or gaining reward; its advice no longer serves here.
+    the situation or gaining reward; its advice no longer serves here. ``planned`` is what the
+    plan of an earlier answer says of the situation: it is kept like an answer where there is none.
     """
 
     key: str
@@ -58,6 +59,7 @@ class Query(NamedTuple):
     abstract_state: str | None = None
     latent: Any = None
     no_op: int | None = None
+    planned: Advice | None = None
 
 
 class Reply(NamedTuple):
@@ -193,6 +195,8 @@ class AdviceService:
             if query.no_op is not None:
                 self.cache.filter_no_op(keys[0], query.no_op)
             reply = self._find(query, count=armed)
+            if armed and query.planned is not None and reply == Reply():
+                reply = self._keep_planned(query)
             replies.append(reply)
             known = reply.advice is not None
             if not reply.advice_id and self.cache.wants(*keys, known=known):
@@ -241,6 +245,16 @@ class AdviceService:
         with self._storing():
             advice = look(*self._keys(query), query.latent)
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
+
+    def _keep_planned(self, query: Query) -> Reply:
+        """Put a plan's step into the cache, which drops it if it is known to be a no-op."""
+        key, state = self._keys(query)
+        with self._storing():
+            self.cache.put(key, query.planned, abstract_state=state, latent=query.latent)
+        reply = self._find(query, count=False)
+        with self._lock:
+            self.counters.plan_steps += reply.advice is not None
+        return reply
 
     def _keys(self, query: Query) -> tuple[str, str | None]:
         """Return the keys of a situation and its abstract state in the cache."""

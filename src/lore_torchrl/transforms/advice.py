@@ -30,8 +30,9 @@ from torchrl.envs.transforms import (
 )
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
+from lore_torchrl.transforms.plans import PlanFollower
 
 # Transforms of TorchRL that may follow: they write entries of their own and end no episode.
 _HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
@@ -84,6 +85,12 @@ class AdviceTransform(Transform):
         abstract_states: Whether situations of the same abstract state,
             ``describer.abstract_state(row, observation)``, share advice. Default: ``None``,
             where the describer has that method.
+        plan_horizon: Steps of a plan, ``llm_plan`` ``[*B, H]`` int64 with -1 beyond its end; while
+            the world goes as it expects, its next step serves where there is no other answer
+            (:class:`~lore_torchrl.transforms.plans.PlanFollower`; what is in view is
+            ``describer.things(row, observation)``, where it has that method). Default: ``0``, none.
+        action_mask: Whether to write ``llm_action_mask`` ``[*B, A]`` bool, the actions that the
+            advisor calls valid, all where it says nothing. Default: ``False``.
         noop_filter: Whether to filter no-ops: advice no longer serves a situation in which its
             action was taken, gained no reward and left ``cache_key`` as it was. For
             describers whose key tells all that an action may change. Default: ``True``.
@@ -110,6 +117,8 @@ class AdviceTransform(Transform):
         discount: float = 1.0,
         abstract_states: bool | None = None,
         noop_filter: bool = True,
+        plan_horizon: int = 0,
+        action_mask: bool = False,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(f"AdviceTransform needs an AdviceService, got {service!r}.")
@@ -130,6 +139,7 @@ class AdviceTransform(Transform):
         if service.policy.td_spike is not None and value_key is None:
             raise ValueError("The call policy has td_spike, but value_key=None: name the value.")
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
+        out_keys += [keys.PLAN] * bool(plan_horizon) + [keys.ACTION_MASK] * action_mask
         super().__init__(in_keys=in_keys, out_keys=out_keys)
         self.service = service
         self.describer = describer
@@ -142,6 +152,7 @@ class AdviceTransform(Transform):
         has_states = hasattr(describer, "abstract_state")
         self.abstract_states = has_states if abstract_states is None else abstract_states
         self.noop_filter = noop_filter
+        self.plan_horizon = plan_horizon
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
         anchors = getattr(describer, "anchors", None)
@@ -150,7 +161,11 @@ class AdviceTransform(Transform):
 
     def _forget_rows(self) -> None:
         self._armed = self.require_key is None
-        self._rows = _Rows(0, self._n_actions)
+        self._rows = self._make_rows(0)
+
+    def _make_rows(self, rows: int) -> _Rows:
+        horizon = self.plan_horizon
+        return _Rows(rows, self._n_actions, horizon, valid=keys.ACTION_MASK in self.out_keys)
 
     def clone(self) -> AdviceTransform:
         """Return a copy without environment that shares the service but no rows."""
@@ -161,7 +176,7 @@ class AdviceTransform(Transform):
     # ---- placement and specs ----
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the five entries."""
+        """Declare the entries."""
         specs = () if self.parent is None else self.parent.full_action_spec.items(True, True)
         for key, spec in specs:
             if isinstance(spec, (MultiCategorical, MultiOneHot)):
@@ -182,6 +197,11 @@ class AdviceTransform(Transform):
         observation_spec[keys.MASK] = Binary(n=1, dtype=torch.bool, **one)
         observation_spec[keys.ADVICE_ID] = Unbounded(dtype=torch.int64, **one)
         observation_spec[keys.FALLBACK] = Binary(n=1, dtype=torch.bool, **one)
+        if keys.PLAN in self.out_keys:
+            plan = logits | {"shape": (*batch, self.plan_horizon)}
+            observation_spec[keys.PLAN] = Bounded(-1, self._n_actions, dtype=torch.int64, **plan)
+        if keys.ACTION_MASK in self.out_keys:
+            observation_spec[keys.ACTION_MASK] = Binary(dtype=torch.bool, **logits)
         return observation_spec
 
     def _check_batched_worker_compat(self) -> None:
@@ -225,7 +245,7 @@ class AdviceTransform(Transform):
         if rows != len(self._rows):
             if not reset.all():
                 raise RuntimeError("A partial reset came first: reset the whole environment.")
-            self._rows = _Rows(rows, self._n_actions)
+            self._rows = self._make_rows(rows)
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
         self._rows.value[reset] = np.nan
@@ -300,8 +320,7 @@ class AdviceTransform(Transform):
         At a reset (``actions`` is ``None``) the rows that go on keep their advice.
         """
         preferred = self._rows.preferred()
-        for values in self._rows.values():
-            values[rows if actions is None else slice(None)] = 0
+        self._rows.clear(rows if actions is None else slice(None))
         observations = {key: _row_values(tensordict, key) for key in self.in_keys}
         latents = None if self.latent_key is None else _row_values(tensordict, self.latent_key)
         queries = []
@@ -311,6 +330,9 @@ class AdviceTransform(Transform):
             self.describer.observe(row, observation, action, reset=actions is None)
             key = self._key("cache_key", row, observation)
             before, self._rows.situations[row] = self._rows.situations[row], key
+            planned = None
+            if self.plan_horizon:
+                planned = self._planned(row, observation, action, changed=key != before)
             no_op = (
                 self.noop_filter
                 and self._armed
@@ -327,17 +349,33 @@ class AdviceTransform(Transform):
                     self._key("abstract_state", row, observation) if self.abstract_states else None,
                     None if latents is None else latents[row].reshape(-1),
                     action if no_op else None,
+                    planned,
                 )
             )
         replies = self.service.step(queries, signals if self._armed else None)
         for query, reply in zip(queries, replies, strict=True):
             self._rows.put(query.row, reply)
+            if self.plan_horizon:
+                self._rows.plans[query.row].follow(reply.advice)
         if self._armed:
             self._rows.untold_resets[:] = False
-        for key, values in zip(self.out_keys, self._rows.values(), strict=True):
+        for key in self.out_keys:
+            values = self._rows.entries[key]
             # Collectors keep what they are given by reference: each step needs its own copy.
             tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
             tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+
+    def _planned(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, changed: bool
+    ) -> Advice | None:
+        plan, things = self._rows.plans[row], ()
+        if hasattr(self.describer, "things"):
+            things = self.describer.things(row, observation)
+        if action is not None:
+            return plan.step(action, changed=changed, things=things)
+        plan.reset()
+        plan.see(things)
+        return None
 
     def _key(self, method: str, row: int, observation: Mapping[str, Any]) -> str:
         key = getattr(self.describer, method)(row, observation)
@@ -376,12 +414,20 @@ def _flatten(transform: Transform) -> Iterator[Transform]:
 class _Rows:
     """Advice for the observation of each row, and the state of its episode."""
 
-    def __init__(self, rows: int, n_actions: int) -> None:
-        self.logits = np.zeros((rows, n_actions), dtype=np.float32)
-        self.confidence = np.zeros((rows, 1), dtype=np.float32)
-        self.mask = np.zeros((rows, 1), dtype=bool)
-        self.advice_id = np.zeros((rows, 1), dtype=np.int64)
-        self.fallback = np.zeros((rows, 1), dtype=bool)
+    def __init__(self, rows: int, n_actions: int, horizon: int, *, valid: bool) -> None:
+        # What is written, [rows, ...] each.
+        self.entries = {
+            keys.PRIOR_LOGITS: np.zeros((rows, n_actions), dtype=np.float32),
+            keys.CONFIDENCE: np.zeros((rows, 1), dtype=np.float32),
+            keys.MASK: np.zeros((rows, 1), dtype=bool),
+            keys.ADVICE_ID: np.zeros((rows, 1), dtype=np.int64),
+            keys.FALLBACK: np.zeros((rows, 1), dtype=bool),
+        }
+        if horizon:
+            self.entries[keys.PLAN] = np.full((rows, horizon), -1, dtype=np.int64)
+        if valid:
+            self.entries[keys.ACTION_MASK] = np.ones((rows, n_actions), dtype=bool)
+        self.plans = [PlanFollower() for _ in range(rows if horizon else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.
@@ -392,12 +438,18 @@ class _Rows:
         self.reward = np.zeros(rows)
 
     def __len__(self) -> int:
-        return len(self.mask)
+        return len(self.ended)
+
+    def clear(self, rows: list[int] | slice) -> None:
+        """Write that there is no advice."""
+        for key, values in self.entries.items():
+            values[rows] = -1 if key == keys.PLAN else key == keys.ACTION_MASK
 
     def preferred(self) -> list[int | None]:
         """Return the action that the advice of each row prefers, ``None`` without advice."""
-        best = self.logits.argmax(1).tolist()
-        return [a if given else None for a, given in zip(best, self.mask[:, 0], strict=True)]
+        best = self.entries[keys.PRIOR_LOGITS].argmax(1).tolist()
+        given = self.entries[keys.MASK][:, 0]
+        return [a if advised else None for a, advised in zip(best, given, strict=True)]
 
     def td_errors(
         self, values: Sequence[float], reward: np.ndarray, discount: float
@@ -408,17 +460,20 @@ class _Rows:
         self.value, self.reward = now, reward.astype(np.float64)
         return [float(error) if np.isfinite(error) else None for error in errors]
 
-    def values(self) -> tuple[np.ndarray, ...]:
-        """Return the five output entries, ``[rows, ...]`` each."""
-        return self.logits, self.confidence, self.mask, self.advice_id, self.fallback
-
     def put(self, row: int, reply: Reply) -> None:
         """Write a reply."""
-        self.advice_id[row], self.fallback[row] = reply.advice_id, reply.fallback
-        if reply.advice is not None:
-            self.logits[row] = reply.advice.logits
-            self.confidence[row] = reply.advice.confidence
-            self.mask[row] = True
+        entries, advice = self.entries, reply.advice
+        entries[keys.ADVICE_ID][row], entries[keys.FALLBACK][row] = reply.advice_id, reply.fallback
+        if advice is None:
+            return
+        entries[keys.PRIOR_LOGITS][row] = advice.logits
+        entries[keys.CONFIDENCE][row] = advice.confidence
+        entries[keys.MASK][row] = True
+        if keys.PLAN in entries:
+            steps = advice.plan[: entries[keys.PLAN].shape[1]]
+            entries[keys.PLAN][row, : len(steps)] = steps
+        if keys.ACTION_MASK in entries and advice.valid:
+            entries[keys.ACTION_MASK][row] = advice.valid
 
 
 def _entry(tensordict: TensorDictBase, key: NestedKey) -> Any:

@@ -185,6 +185,12 @@ class MiniGridDescriber:
                 kept.add(thing)
         return "|".join([*parts, *sorted(lava | (named or others))])
 
+    def things(self, row: int, observation: Mapping[str, Any]) -> set[str]:
+        """Return the doors, objects, goals and lava in view, whatever state a door is in."""
+        found = _view(observation).reshape(-1, 3)
+        found = found[np.isin(found[:, 0], _NOTABLE)]
+        return {f"{kind} {color}" for kind, color, _ in found.tolist()}
+
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
         view, mission = _view(observation), observation["mission"]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.minigrid.describer import (
@@ -93,24 +93,57 @@ class MiniGridPlanner:
 
     def __call__(self, request: AdviceRequest) -> list[float] | None:
         """Return one value an action, in the request's order, or ``None``."""
-        facts = request.facts
-        if not {"map", "position", "carrying", "mission", "memory", "view"} <= facts.keys():
+        read = _read(request)
+        if read is None:
             return None
-        task = _task(facts["mission"])
-        if task is None:
-            return None
-        cells = {
-            (column, row): tuple(content)
-            for column, contents in enumerate(facts["map"].tolist())
-            for row, content in enumerate(contents)
-            if content[0] != UNSEEN
-        }
-        now = _Situation(cells, facts["position"], 0, facts["carrying"])
-        goal = _choose(now, task, view=facts["view"].shape[:2], memory=facts["memory"])
+        now, task, sight = read
+        goal = _choose(now, task, **sight)
         if goal is None:
             return None
         distances = _distances(now, goal)
         return [_value(now, goal, action, distances) for action in request.actions]
+
+    def plan(self, request: AdviceRequest, length: int) -> list[int]:
+        """Return at most ``length`` best actions in their order, as far as what is known tells.
+
+        The plan ends with the mission, where something unseen is faced, and where nothing is known
+        to be done.
+        """
+        read, steps = _read(request), []
+        while read is not None and len(steps) < length:
+            now, task, sight = read
+            goal = _choose(now, task, **sight)
+            if goal is None or not _reachable(now, goal):
+                break
+            distances = _distances(now, goal)
+            values = [_value(now, goal, action, distances) for action in request.actions]
+            best = max(range(len(values)), key=values.__getitem__)
+            steps.append(best)
+            action, (kind, color, _) = request.actions[best], now.at(now.front)
+            now = _after(now, action)
+            faced = goal.action == "look" and now.front in goal.targets
+            if faced or (action == task.action and task.means(kind, color)):
+                break
+            read = now, task, sight
+        return steps
+
+
+def _read(request: AdviceRequest) -> tuple[_Situation, _Task, dict[str, Any]] | None:
+    """Return situation, task and reach of sight, ``None`` where the planner does not cover them."""
+    facts = request.facts
+    if not {"map", "position", "carrying", "mission", "memory", "view"} <= facts.keys():
+        return None
+    task = _task(facts["mission"])
+    if task is None:
+        return None
+    cells = {
+        (column, row): tuple(content)
+        for column, contents in enumerate(facts["map"].tolist())
+        for row, content in enumerate(contents)
+        if content[0] != UNSEEN
+    }
+    now = _Situation(cells, facts["position"], 0, facts["carrying"])
+    return now, task, {"view": facts["view"].shape[:2], "memory": facts["memory"]}
 
 
 class _Task(NamedTuple):
@@ -301,29 +334,38 @@ def _drop(now: _Situation, later: _SubGoal, then: _SubGoal | None = None) -> _Su
     return next((drop for drop in drops if _reachable(now, drop)), None)
 
 
+def _after(now: _Situation, action: str) -> _Situation:
+    """Return what an action leads to, the same where it does nothing."""
+    kind, color, state = now.at(now.front)
+    if action in ("left", "right"):
+        return replace(now, heading=(now.heading + (1 if action == "right" else 3)) % 4)
+    if action == "forward" and now.entry_cost(now.front) == 1.0:
+        return replace(now, position=now.front)
+    if action == "pickup" and kind in PICKABLE and now.carrying is None:
+        return now.put(now.front, (EMPTY, 0, 0), carrying=(kind, color))
+    if action == "drop" and kind == EMPTY and now.carrying is not None:
+        return now.put(now.front, (*now.carrying, 0), carrying=None)
+    if action == "toggle" and kind == BOX:
+        return now.put(now.front, (EMPTY, 0, 0))
+    if action == "toggle" and kind == DOOR and (state == OPEN or _opens(now, now.front)):
+        return now.put(now.front, (DOOR, color, CLOSED if state == OPEN else OPEN))
+    return now
+
+
 def _value(now: _Situation, goal: _SubGoal, action: str, distances: _Distances) -> float:
     """Return minus the steps left after ``action``; ``distances`` are those of ``now``."""
-    kind, color, state = now.at(now.front)
-    if action == "forward" and kind == LAVA:
+    if action == "forward" and now.at(now.front)[0] == LAVA:
         return _DEADLY
     if not goal.targets:
         return 0.0 if action == goal.action else -1.0
     if action == goal.action and now.front in goal.targets:
         return 0.0
-    after, undo = now, 0.0
-    if action in ("left", "right"):
-        after = replace(now, heading=(now.heading + (1 if action == "right" else 3)) % 4)
-    elif action == "forward" and now.entry_cost(now.front) == 1.0:
-        after = replace(now, position=now.front)
-    elif action == "pickup" and kind in PICKABLE and now.carrying is None:
+    after, undo = _after(now, action), 0.0
+    if action == "pickup" and after is not now:
         # The way it frees is no gain: full hands have to be emptied again.
-        undo = _UNDO
-    elif action == "drop" and kind == EMPTY and now.carrying is not None:
-        after, undo = now.put(now.front, (*now.carrying, 0)), _UNDO
-    elif action == "toggle" and kind == BOX:
-        after = now.put(now.front, (EMPTY, 0, 0))
-    elif action == "toggle" and kind == DOOR and (state == OPEN or _opens(now, now.front)):
-        after = now.put(now.front, (DOOR, color, CLOSED if state == OPEN else OPEN))
+        after, undo = now, _UNDO
+    elif action == "drop" and after is not now:
+        after, undo = replace(after, carrying=now.carrying), _UNDO
     if after.cells is now.cells:
         steps = distances.get((after.position, after.heading), math.inf)
     else:

@@ -1,0 +1,55 @@
+"""One answer, many steps: an advisor's plan as advice while the world goes as it expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.advisors.parsing import NAMED_ACTION_LOGIT
+
+
+class PlanFollower:
+    """Follows the plan of one environment's latest advice.
+
+    While each planned action is taken and changes the situation, the next one is what the
+    advisor says of the situation reached: the logit 3 for it, 0 for the others, with the answer's
+    confidence and the rest of the plan. The plan ends where another action is taken, where the
+    situation stays as it was, and where a thing comes into view that the episode has not shown.
+    """
+
+    def __init__(self) -> None:
+        self._advice: Advice | None = None
+        self._seen: set[str] = set()
+
+    def reset(self) -> None:
+        """Begin an episode: neither plan nor anything seen."""
+        self.__init__()
+
+    def step(self, action: int, *, changed: bool, things: Iterable[str]) -> Advice | None:
+        """Return what the plan says after ``action``, or ``None`` where it has ended.
+
+        Args:
+            action: Index of the action taken.
+
+        Keyword Args:
+            changed: Whether the situation is another than before.
+            things: Names of what is in view.
+        """
+        new = not self._seen.issuperset(things)
+        self._seen.update(things)
+        advice, self._advice = self._advice, None
+        if advice is None or new or not changed or advice.plan[0] != action or not advice.plan[1:]:
+            return None
+        rest = advice.plan[1:]
+        logits = [0.0] * len(advice.logits)
+        logits[rest[0]] = NAMED_ACTION_LOGIT
+        return replace(advice, logits=tuple(logits), plan=rest, valid=())
+
+    def follow(self, advice: Advice | None) -> None:
+        """Take the plan of the advice that the row got; without one there is nothing to follow."""
+        self._advice = advice if advice is not None and advice.plan else None
+
+    def see(self, things: Iterable[str]) -> None:
+        """Take note of what the first observation of an episode shows."""
+        self._seen.update(things)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from advice_toy import Corridor, Describe, make_service
+from tensordict.nn import TensorDictModule
+from torchrl.envs import SerialEnv, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.transforms import AdviceTransform
+from lore_torchrl.transforms.plans import PlanFollower
+
+STAY, FORWARD = 1, 2
+
+
+class Halting(Corridor):
+    """A corridor in which only forward leads on."""
+
+    def _step(self, tensordict):
+        if int(tensordict["action"]) != FORWARD:
+            self.position -= 1
+        return super()._step(tensordict)
+
+
+class PlanForward:
+    """Advises to go forward, with a plan of so many steps."""
+
+    def __init__(self, length, *, then=FORWARD):
+        self.plan = (FORWARD, *[then] * (length - 1)) if length else ()
+        self.asked = []
+
+    async def advise(self, requests):
+        self.asked += [request.cache_key for request in requests]
+        valid = (False, True, True)
+        return [Advice((0.0, 0.0, 3.0), 0.5, plan=self.plan, valid=valid) for _ in requests]
+
+
+def follow(advisor, *, describer=None, steps=6, length=10, **settings):
+    """Roll out a policy that does what it is advised, and stays without advice."""
+
+    def act(logits, mask):
+        return torch.where(mask.squeeze(-1), logits.argmax(-1), STAY)
+
+    service = make_service(advisor)
+    transform = AdviceTransform(
+        service, describer or Describe(), require_key=None, plan_horizon=4, **settings
+    )
+    env = TransformedEnv(SerialEnv(1, lambda: Halting(length=length)), transform)
+    policy = TensorDictModule(act, ["llm_prior_logits", "llm_mask"], ["action"])
+    return env.rollout(steps, policy), service
+
+
+def test_one_answer_advises_as_many_steps_as_its_plan_has():
+    advisor = PlanForward(3)
+    batch, service = follow(advisor)
+    assert batch["action"][0].tolist() == [FORWARD] * 6
+    # Three situations an answer; the plan's steps are the advisor's, with its confidence.
+    assert advisor.asked == ["0", "3", "6"]
+    assert service.stats()["calls"] == 3 and service.stats()["plan_steps"] == 4
+    assert batch["llm_prior_logits"][0, 1].tolist() == [0.0, 0.0, 3.0]
+    assert batch["llm_confidence"][0, 1].item() == 0.5
+
+
+def test_without_plans_every_situation_costs_a_call():
+    advisor = PlanForward(0)
+    _, service = follow(advisor)
+    assert advisor.asked == [str(n) for n in range(7)] and service.stats()["plan_steps"] == 0
+
+
+def test_the_rest_of_the_plan_is_written_beside_its_step():
+    batch, _ = follow(PlanForward(3), steps=3)
+    assert batch["llm_plan"][0].tolist() == [[2, 2, 2, -1], [2, 2, -1, -1], [2, -1, -1, -1]]
+
+
+def test_a_step_that_changes_nothing_ends_the_plan():
+    advisor = PlanForward(4, then=STAY)
+    follow(advisor, steps=3)
+    # Staying, the plan's second step, leads nowhere: what follows in the plan is not used.
+    assert advisor.asked == ["0", "1"]
+
+
+def test_what_a_plan_says_of_a_situation_is_kept_for_the_next_episode():
+    advisor = PlanForward(3)
+    _, service = follow(advisor, steps=3, length=3)
+    assert advisor.asked == ["0"]
+    assert service.lookup("2").plan == (FORWARD,)
+
+
+class Sees(Describe):
+    """Sees a thing from the second step on."""
+
+    def things(self, row, observation):
+        return {"door"} if int(observation["observation"][0]) >= 2 else set()
+
+
+def test_a_new_thing_in_view_ends_the_plan():
+    advisor = PlanForward(4)
+    follow(advisor, describer=Sees())
+    assert advisor.asked[:2] == ["0", "2"]
+
+
+def test_another_action_than_the_planned_one_ends_it():
+    plan = PlanFollower()
+    plan.follow(Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)))
+    assert plan.step(STAY, changed=True, things=()) is None
+    assert plan.step(FORWARD, changed=True, things=()) is None
+
+
+def test_a_reset_ends_the_plan():
+    plan = PlanFollower()
+    plan.follow(Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)))
+    plan.reset()
+    assert plan.step(FORWARD, changed=True, things=()) is None
+
+
+def test_the_valid_actions_are_written_and_all_count_where_nothing_is_said():
+    batch, _ = follow(PlanForward(2), steps=2, action_mask=True)
+    assert batch["llm_action_mask"][0].tolist() == [[False, True, True], [True, True, True]]
+
+
+def test_the_entries_fit_their_specs():
+    transform = AdviceTransform(
+        make_service(PlanForward(2)), Describe(), plan_horizon=4, action_mask=True
+    )
+    check_env_specs(TransformedEnv(SerialEnv(2, Corridor), transform))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"plan": (3,)}, {"plan": (-1,)}, {"plan": (0,) * 65}, {"valid": (True,)}]
+)
+def test_a_plan_of_other_actions_is_no_advice(wrong):
+    with pytest.raises(ValueError, match=r"plan|valid"):
+        Advice((0.0, 0.0, 3.0), **wrong)
