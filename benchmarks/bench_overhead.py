@@ -142,9 +142,14 @@ def _observation(config: DreamerConfig, rows: int, device: torch.device) -> Tens
 
 
 def compare(
-    functions: dict[str, Callable[[], None]], *, rounds: int, calls: int, sync: bool
+    functions: dict[str, Callable[[], None]],
+    *,
+    rounds: int,
+    calls: int,
+    sync: bool,
+    baseline: str = "stock",
 ) -> dict[str, dict[str, float]]:
-    """Time all in turns; return the median in ms and the ratio to ``stock``, with interval."""
+    """Time all in turns; return the median in ms and the ratio to a baseline, with interval."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions) * calls
     for round_index in range(rounds + 1):
@@ -159,7 +164,7 @@ def compare(
         if round_index:  # the first round warms up
             for name, values in spent.items():
                 times[name].append(1000 * statistics.median(values))
-    return paired_ratios(times, "stock")
+    return paired_ratios(times, baseline)
 
 
 def build(lore: LoReConfig | None, device: torch.device, envs: int):

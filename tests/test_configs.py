@@ -245,6 +245,14 @@ def test_every_method_stands_in_the_headline():
     assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.advice
 
 
+def test_the_planner_s_channel_changes_what_it_is_named_for():
+    before, after = (
+        settings("experiment=doorkey5x5", *words) for words in ([], ["channel=planner"])
+    )
+    changed = {path: after[path] for path in after if after[path] != before[path]}
+    assert changed == {"planner.enabled": True}
+
+
 @pytest.mark.parametrize("study", ["headline", "frontier"])
 def test_studies_of_recorded_answers_name_recordings_that_exist(study):
     chosen = compose_study(f"study={study}")

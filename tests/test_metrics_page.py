@@ -22,6 +22,7 @@ from lore_torchrl.configs import (  # noqa: E402
     LoggerConfig,
     LoReConfig,
     LossConfig,
+    PlannerConfig,
     PriorNetConfig,
 )
 from lore_torchrl.dreamer.run import train  # noqa: E402
@@ -57,6 +58,9 @@ def logged(tmp_path_factory) -> set[str]:
         ),
         gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
         prior_net=PriorNetConfig(enabled=True),
+        planner=PlannerConfig(
+            enabled=True, horizon=1, samples=2, elites=1, iterations=1, dyna_weight=0.1
+        ),
         loss=LossConfig(
             prior_weight=0.3,
             multiplier_lr=1e-3,

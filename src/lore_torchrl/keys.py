@@ -10,6 +10,7 @@ number of actions.
 | :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the advisor's own confidence, 0 to 1 |
 | :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
 | :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | question that the advice comes from, 0 for none |
+| :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan, named actions, -1 past its end |
 | :data:`FALLBACK` | ``[*B, 1]`` | bool | other advice serves until that question is answered |
 | :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
 | :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
@@ -22,10 +23,14 @@ number of actions.
 | :data:`ORIGIN` | ``[*B, 1]`` | int64 | whose advice was at hand, see the ``ORIGIN_*`` constants |
 | :data:`PRIOR_NET_LOGITS` | ``[*B, A]`` | float32 | PriorNet's prior |
 | :data:`PRIOR_NET_CONFIDENCE` | ``[*B, 1]`` | float32 | its own, raw confidence, 0 to 1 |
+| :data:`PLANNER_LOGITS` | ``[*B, A]`` | float32 | first step of the plan, as advice |
+| :data:`PLANNER_SEED_SCORE` | ``[*B, 1]`` | float32 | mean score of the first sequences |
+| :data:`PLANNER_SCORE` | ``[*B, 1]`` | float32 | mean score of the last sequences |
 | :data:`COEFFICIENT` | ``[*B, 1]`` | float32 | mixing coefficient, 1 where advice acts |
 | :data:`RETURN` | ``[*B, 1]`` | float32 | real discounted return from here on, NaN while unknown |
 | :data:`IMITATION` | ``[*B, K, ...]`` | nested | steps to imitate, drawn from all of replay |
 | :data:`IMITATION_WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
+| :data:`IMAGINED` | ``[N, ...]`` | nested | imagined first steps, in the losses alone |
 | :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
 | :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan from here on, -1 beyond its end |
 | :data:`ACTION_MASK` | ``[*B, A]`` | bool | actions that the advisor calls valid |
@@ -40,6 +45,7 @@ CONFIDENCE = "llm_confidence"
 MASK = "llm_mask"
 ADVICE_ID = "llm_advice_id"
 FALLBACK = "llm_fallback"
+PLAN = "llm_plan"
 ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
 PLAN = "llm_plan"
 ACTION_MASK = "llm_action_mask"
@@ -56,6 +62,7 @@ GATE = "lore_gate"
 RETURN = "lore_return"
 LAMBDA_RETURN = "lore_lambda_return"
 IMITATION = "lore_imitation"
+IMAGINED = "lore_imagined"
 IMITATION_WEIGHT = "lore_imitation_weight"
 
 SOURCE_POLICY = 0
@@ -66,6 +73,9 @@ ACQUISITION = "lore_acquisition"
 ORIGIN = "lore_origin"
 PRIOR_NET_LOGITS = "prior_net_logits"
 PRIOR_NET_CONFIDENCE = "prior_net_confidence"
+PLANNER_LOGITS = "planner_logits"
+PLANNER_SEED_SCORE = "planner_seed_score"
+PLANNER_SCORE = "planner_score"
 
 COEFFICIENT = "lore_coefficient"
 

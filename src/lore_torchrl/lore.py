@@ -30,12 +30,14 @@ from lore_torchrl.configs.lore import CallsConfig, LoReConfig
 from lore_torchrl.control import AdviceBandit, AdviceObserver
 from lore_torchrl.modules import (
     LatentDisagreement,
+    LatentPlanner,
     LogitMixer,
     LoReActor,
     PriorNet,
     TemperatureAligner,
     UncertaintyGate,
     ValueEnsemble,
+    WorldModel,
 )
 from lore_torchrl.objectives import LoReActorLoss, LoReDreamerV3Loss
 from lore_torchrl.policies import CategoricalPolicy, GaussianPolicy, PolicyKind
@@ -88,6 +90,7 @@ class LoRe:
             where it has an ``abstract_state``.
         latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
             ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
+        world: World model, for the ``planner``, which is off by default. Default: ``None``.
         scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
             attribute of that name.
         discount: Discount of the real returns that are imitated. Default: ``1 - 1/333``, that of
@@ -122,6 +125,7 @@ class LoRe:
         advisor: Advisor,
         describer: Describer,
         latent_sizes: tuple[int, int] | None = None,
+        world: WorldModel | None = None,
         scale_range: tuple[float, float] | None = None,
         discount: float = 1.0 - 1.0 / 333.0,
         success_key: NestedKey | None = None,
@@ -149,6 +153,7 @@ class LoRe:
             num_actions=len(describer.actions),
             anchors=getattr(describer, "anchors", None),
             latent_sizes=latent_sizes,
+            world=world,
             scale_range=scale_range,
             device=self.device,
         )
@@ -402,6 +407,7 @@ def build_lore_actor(
     num_actions: int,
     anchors: Tensor | Sequence[Sequence[float]] | None = None,
     latent_sizes: tuple[int, int] | None = None,
+    world: WorldModel | None = None,
     scale_range: tuple[float, float] | None = None,
     device: torch.device | str = "cpu",
 ) -> LoReActor:
@@ -432,7 +438,7 @@ def build_lore_actor(
         if c.gate.value_source == "ensemble":
             shape = sizes("gate.value_source=ensemble")
             critic = ValueEnsemble(*shape, **vars(c.value_ensemble))
-        disagreement = prior_net = None
+        disagreement = prior_net = planner = None
         if c.gate.disagreement_weight:
             shape = sizes("gate.disagreement_weight > 0")
             dims = num_actions if anchors is None else len(anchors[0])
@@ -440,7 +446,14 @@ def build_lore_actor(
         if c.prior_net.enabled:
             shape = sizes("prior_net.enabled")
             prior_net = PriorNet(sum(shape), num_actions, **vars(c.prior_net))
-    parts = {"disagreement": disagreement, "prior_net": prior_net}
+        if c.planner.enabled:
+            if world is None:
+                raise ValueError(
+                    "planner.enabled plans in the world model: pass "
+                    "world=WorldModel(imagination, continuation, value)."
+                )
+            planner = LatentPlanner(world, actor, kind, **vars(c.planner))
+    parts = {"disagreement": disagreement, "prior_net": prior_net, "planner": planner}
     lore_actor = LoReActor(actor, gate, mixer, value_model=critic, **parts)
     for part in (gate, mixer, critic, *parts.values()):
         if part is not None:
@@ -463,6 +476,7 @@ def build_actor_loss(
         prior_net=lore_actor.prior_net,
         disagreement=lore_actor.disagreement,
         value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
+        dyna_weight=config.planner.dyna_weight,
     )
 
 

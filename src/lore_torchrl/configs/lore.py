@@ -276,6 +276,46 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 
 
 @dataclass
+class PlannerConfig(Settings, prefix="lore.planner"):
+    """Planning in the latent space: the first step of the best sequences acts as advice."""
+
+    enabled: bool = setting(False, "Whether there is a planner.")
+    method: str = setting(
+        "mppi",
+        "`mppi`: the distribution is refitted to all sequences, weighed by softmax(score / "
+        "temperature); `cem`: to the elites, however little they are ahead.",
+        among=("cem", "mppi"),
+    )
+    seed: str = setting(
+        "advice",
+        "First distribution: the policy along an imagined rollout, on the first step leaned on the "
+        "answer (`advice`), on its steps leaned on the advisor's `plan`, or neither (`policy`); "
+        "`uniform` has no preference.",
+        among=("advice", "plan", "policy", "uniform"),
+    )
+    horizon: int = setting(8, "Actions of a sequence.", ge=1)
+    samples: int = setting(64, "Sequences drawn in each iteration.", ge=2)
+    iterations: int = setting(3, "Iterations at each step.", ge=1)
+    elites: int = setting(8, "CEM: best sequences that the distribution is refitted to.", ge=1)
+    temperature: float = setting(0.01, "MPPI: temperature, in units of the return.", gt=0)
+    lmbda: float = setting(0.95, "Mixing of the lambda return that scores a sequence.", ge=0, le=1)
+    weight: float = setting(
+        1.0, "Weight of the planner's advice, as an answer's confidence.", gt=0, le=1
+    )
+    dyna_weight: float = setting(
+        0.0,
+        "Weight of imitating first steps of imagined trajectories that are worth more than the "
+        "critic and the real return from there; needs `loss.imitation_weight`, no planner.",
+        ge=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"it must be at most samples={self.samples}"
+        self.require(self.elites <= self.samples, "elites", rule)
+
+
+@dataclass
 class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
 
@@ -323,5 +363,6 @@ class LoReConfig(Settings, prefix="lore"):
     disagreement: DisagreementConfig = setting(DisagreementConfig, "")
     value_ensemble: ValueEnsembleConfig = setting(ValueEnsembleConfig, "")
     prior_net: PriorNetConfig = setting(PriorNetConfig, "")
+    planner: PlannerConfig = setting(PlannerConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")

@@ -130,6 +130,7 @@ def build_acting(
         advisor=advisor,
         describer=adapter.make_describer(memory=c.env.memory, image=sends_image(c)),
         latent_sizes=(agent.state_dim, agent.belief_dim),
+        world=agent.world,
         discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
         success_key="success",
         seed=c.seed,

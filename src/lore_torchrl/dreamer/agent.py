@@ -29,7 +29,7 @@ from torchrl.modules import (
 from torchrl.objectives import symexp, symlog
 
 from lore_torchrl.configs import DreamerConfig
-from lore_torchrl.modules import DreamerV3ContinuousActor
+from lore_torchrl.modules import DreamerV3ContinuousActor, WorldModel
 
 #: Where the world model writes what it makes of each thing seen.
 RECONSTRUCTED = {"observation": "reco", "frame": "reco_frame"}
@@ -64,6 +64,7 @@ class DreamerAgent:
         actor: One-hot categorical actor over state and belief, or with ``action_bounds`` a
             Gaussian one.
         value: Two-hot critic; writes ``state_value_logits`` and ``state_value``.
+        world: What an action leads to and what that is worth: imagination, continuation, value.
         filter: Encoder and state estimator of the acting policy: observation in, posterior
             ``state`` and ``belief`` out.
         state_dim: Size of the flattened stochastic state.
@@ -78,6 +79,7 @@ class DreamerAgent:
     continuation: TensorDictSequential
     actor: ProbabilisticTensorDictSequential
     value: TensorDictSequential
+    world: WorldModel
     filter: TensorDictSequential
     state_dim: int
     belief_dim: int
@@ -288,6 +290,7 @@ def build_agent(
         continuation=continuation,
         actor=actor,
         value=value,
+        world=WorldModel(imagination, continuation, value, gamma=c.gamma),
         filter=acting,
         state_dim=state_dim,
         belief_dim=c.belief_dim,

@@ -50,6 +50,7 @@ def build_agent_actor(
         num_actions=agent.num_actions if anchors is None else len(anchors),
         anchors=anchors,
         latent_sizes=(agent.state_dim, agent.belief_dim),
+        world=agent.world,
         device=device,
     )
 

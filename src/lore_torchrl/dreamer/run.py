@@ -105,6 +105,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.bandit": lore.bandit.enabled,
         "lore.prior_net": [net.depth, net.num_cells] if net.enabled else None,
         # What else the acting policy consists of.
+        "lore.planner": lore.planner.enabled,
         "lore.epsilon": lore.epsilon.eps_init > 0,
         "lore.calls.td_spike": lore.calls.td_spike is not None,
         "lore.gate.value_source": gate.value_source,

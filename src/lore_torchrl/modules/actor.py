@@ -19,6 +19,7 @@ from lore_torchrl.modules.advice import AdviceBatch, read_advice
 from lore_torchrl.modules.ensembles import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
+from lore_torchrl.modules.planner import LatentPlanner
 from lore_torchrl.modules.prior_net import PriorNet
 
 
@@ -64,7 +65,8 @@ class LoReActor(TensorDictModuleBase):
     of an :class:`~lore_torchrl.control.AdviceBandit`, where that entry is there. With a
     ``prior_net`` its advice is used where the advisor gave none; ``lore_origin`` tells whose was
     at hand, and ``lore_acquisition`` is the acquisition score of a call,
-    :math:`\beta \cdot (1 - c_\phi)`, with 0 for a :math:`c_\phi` that is not a number.
+    :math:`\beta \cdot (1 - c_\phi)`, with 0 for a :math:`c_\phi` that is not a number. With a
+    ``planner`` what is mixed in is its advice, in every row where its score is a number.
 
     Args:
         actor: Stock actor, such as :class:`~torchrl.modules.DreamerV3DiscreteActor` or
@@ -78,6 +80,7 @@ class LoReActor(TensorDictModuleBase):
         disagreement: Ensemble for a gate with a positive ``disagreement_weight``. Default:
             ``None``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
+        planner: Plans in the latent space, from that advice or without. Default: ``None``.
 
     Raises:
         TypeError: If ``actor`` is not a stock one.
@@ -113,6 +116,7 @@ class LoReActor(TensorDictModuleBase):
         value_model: TensorDictModuleBase | None = None,
         disagreement: LatentDisagreement | None = None,
         prior_net: PriorNet | None = None,
+        planner: LatentPlanner | None = None,
     ):
         super().__init__()
         mixer.policy.check(actor)
@@ -134,6 +138,7 @@ class LoReActor(TensorDictModuleBase):
         self.value_model = value_model if gate.value_weight else None
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
+        self.planner = planner
         # Logits, or location and scale.
         self.policy_keys = list(actor[-1].in_keys)
         self.in_keys = [*actor.in_keys, *keys.ADVICE_KEYS]
@@ -149,6 +154,8 @@ class LoReActor(TensorDictModuleBase):
         ]
         if prior_net is not None:
             self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.ACQUISITION]
+        if planner is not None:
+            self.out_keys += planner.out_keys
 
     def compile_decision(self, **kwargs: Any) -> LoReActor:
         """Compile gate, projection and draw with :func:`torch.compile`, which gets ``kwargs``.
@@ -182,6 +189,8 @@ class LoReActor(TensorDictModuleBase):
             own = self.prior_net.advise(*(tensordict.get(key) for key in self.prior_net.in_keys))
             for key, value in zip(self.prior_net.out_keys, own, strict=True):
                 tensordict.set(key, value)
+        if self.planner is not None:
+            self.planner(tensordict)
         if self._compile_kwargs is not None and self._compiled is None:
             self.__dict__["_compiled"] = torch.compile(self._decide, **self._compile_kwargs)
         decision = (self._compiled or self._decide)(
@@ -190,6 +199,7 @@ class LoReActor(TensorDictModuleBase):
             self.gate.carried(tensordict),
             raw,
             own,
+            self._planned(tensordict),
             coefficient=tensordict.get(keys.COEFFICIENT, None),
             random=exploration_type() in (ExplorationType.RANDOM, None),
         )
@@ -219,13 +229,23 @@ class LoReActor(TensorDictModuleBase):
         advice = AdviceBatch.clean(*raw)
         return advice if own is None else advice.completed(self.prior_net.usable(own))
 
+    def _planned(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor] | None:
+        """Return what the planner has written, if there is one."""
+        if self.planner is None:
+            return None
+        return tensordict.get(keys.PLANNER_LOGITS), tensordict.get(keys.PLANNER_SCORE)
+
+    def _mixed_in(self, advice: AdviceBatch, planned: tuple[Tensor, Tensor] | None) -> AdviceBatch:
+        """Return the planner's advice, and what is given else where it has none."""
+        return advice if planned is None else self.planner.usable(planned).completed(advice)
+
     @torch.no_grad()
     def explain(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], AdviceBatch]:
         """Tell why a tensordict, with advice, was acted on as :meth:`forward` did.
 
         Returns:
             What each part adds to the uncertainty, by name, ``[*B, 1]``, and the advice that was
-            mixed in, the advisor's or PriorNet's, tempered.
+            mixed in, the planner's, the advisor's or PriorNet's, tempered.
         """
         kind = self.mixer.policy
         policy = kind.read(*(tensordict.get(key) for key in self.policy_keys))
@@ -234,6 +254,7 @@ class LoReActor(TensorDictModuleBase):
         if self.prior_net is not None:
             own = tuple(tensordict.get(key) for key in self.prior_net.out_keys)
         advice = self._complete(read_advice(tensordict), own)
+        advice = self._mixed_in(advice, self._planned(tensordict))
         return parts, advice._replace(prior_logits=self.mixer.temper(advice.prior_logits))
 
     def _decide(
@@ -243,6 +264,7 @@ class LoReActor(TensorDictModuleBase):
         was_active: Tensor | None,
         raw: tuple[Tensor, ...],
         own: tuple[Tensor, ...] | None,
+        planned: tuple[Tensor, Tensor] | None,
         *,
         coefficient: Tensor | None,
         random: bool,
@@ -257,7 +279,7 @@ class LoReActor(TensorDictModuleBase):
             score = weighed.beta * (1.0 - torch.nan_to_num(own[1], nan=0.0))
             given = advice.valid & ~advice.learned
             origin = given * keys.ORIGIN_ADVISOR + advice.learned * keys.ORIGIN_PRIOR_NET
-        mixture = self.mixer.mix(policy, advice, beta)
+        mixture = self.mixer.mix(policy, self._mixed_in(advice, planned), beta)
         acting = mixture.policy.to(policy.dtype)
         choice, changed = kind.draw(acting, policy, random)
         return _Decision(weighed, mixture, acting, choice, changed, score, origin)

@@ -50,7 +50,7 @@ class AdviceBatch(NamedTuple):
         return cls(torch.where(valid, logits, 0.0), weight, valid)
 
     def completed(self, other: AdviceBatch) -> AdviceBatch:
-        """Return the same with PriorNet's advice, ``other``, in rows that do not count."""
+        """Return the same with other advice, such as PriorNet's, in rows that do not count."""
         self.check_same(other.prior_logits)
         mine = (torch.where(self.valid, a, b) for a, b in zip(self[:2], other[:2], strict=True))
         return AdviceBatch(*mine, self.valid | other.valid, other.valid & ~self.valid)

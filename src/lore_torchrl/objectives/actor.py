@@ -26,6 +26,8 @@ from lore_torchrl.objectives.imitation import imitation_weight
 # Sums of weights below this are divided by as much, so that one small gain in a batch does not
 # weigh as much as a batch of good steps.
 _LEAST_WEIGHT = 1.0
+# What is imitated of an imagined trajectory.
+_FIRST_STEPS = ("state", "belief", "action", "lambda_target")
 
 
 class LoReActorLoss(LossModule):
@@ -86,6 +88,8 @@ class LoReActorLoss(LossModule):
         disagreement: Ensemble for a gate that weighs it. Default: ``None``.
         value_ensemble: Ensemble for a gate whose ``value_source`` is ``"ensemble"``.
             Default: ``None``, the critic.
+        dyna_weight: Weight :math:`\lambda_y` of :meth:`imagined_terms`, which
+            :class:`~lore_torchrl.objectives.LoReDreamerV3Loss` adds. Default: ``0.0``.
 
     Raises:
         TypeError: If ``actor_loss`` or its actor is not a stock one.
@@ -132,6 +136,7 @@ class LoReActorLoss(LossModule):
         prior_net: PriorNet | None = None,
         disagreement: LatentDisagreement | None = None,
         value_ensemble: ValueEnsemble | None = None,
+        dyna_weight: float = 0.0,
     ):
         super().__init__()
         if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
@@ -157,6 +162,11 @@ class LoReActorLoss(LossModule):
                 raise ValueError(f"The gate has {rule}")
         if c.beta_imagine_max and (prior_net is None or mixer is None):
             raise ValueError("beta_imagine_max needs prior_net and the policy's mixer.")
+        if dyna_weight and not c.imitation_weight:
+            raise ValueError(
+                f"dyna_weight={dyna_weight} compares with real returns, which are known with "
+                "imitation_weight > 0 alone: set that, or dyna_weight=0."
+            )
         mixer = LogitMixer() if mixer is None else mixer
         mixer.policy.check(actor_loss.actor_model)
         self.__dict__["_actor"] = actor_loss.actor_model
@@ -170,6 +180,7 @@ class LoReActorLoss(LossModule):
         self.prior_net = prior_net
         self.disagreement = disagreement
         self.value_ensemble = value_ensemble
+        self.dyna_weight = dyna_weight
         # Whether a composed loss hands over the advice, which the input then lacks.
         self.composed = False
         delta_end = c.delta if c.delta_end is None else c.delta_end
@@ -268,6 +279,9 @@ class LoReActorLoss(LossModule):
         losses, imagined = self.actor_loss(tensordict)
         if self.config.actor_weight != 1.0:
             losses["loss_actor"] = self.config.actor_weight * losses["loss_actor"]
+        if self.dyna_weight and self.composed:
+            # The composed loss knows what was returned from there, and takes them out again.
+            losses[keys.IMAGINED] = imagined.select(*_FIRST_STEPS)[..., 0]
         if advice is not None:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
@@ -334,6 +348,38 @@ class LoReActorLoss(LossModule):
             for name, value in terms.items()
         }
         return TensorDict(terms, []), gains
+
+    def imagined_terms(
+        self, imagined: TensorDictBase, value: Tensor, real: Tensor
+    ) -> dict[str, Tensor]:
+        r"""Imitate first steps of imagined trajectories that are worth more than was expected.
+
+        .. math::
+            \mathtt{loss\_lore\_dyna} = -\lambda_y \frac{\sum_t f_t \log \pi_{wm}(\hat a_t | s_t)}
+                {\max(1, \sum_t f_t)}
+
+        with :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight` of the imagined lambda
+        return against the larger of :math:`V(s_t)` and the real return from :math:`s_t`, and 0
+        where that is not known. Nothing enters replay, so that imagined steps never count as
+        experience. Dyna: https://doi.org/10.1145/122344.122377.
+
+        Args:
+            imagined: Starts and first imagined actions, with their ``lambda_target``, ``[N]``.
+            value: :math:`V(s_t)`, ``[N, 1]``.
+            real: Real return from there, NaN while unknown, ``[N, 1]``.
+
+        Returns:
+            ``loss_lore_dyna`` and ``lore_dyna``, the fraction of starts whose step is imitated.
+        """
+        expected = torch.maximum(self.floored(value), real)
+        scale, threshold = self.return_scale(), self.config.imitation_threshold
+        target = imagined.get("lambda_target")
+        weight = imitation_weight(target, expected, scale=scale, threshold=threshold).squeeze(-1)
+        log_prob = self.mixer.policy.log_prob(self._policy(imagined), imagined.get("action"))
+        return {
+            "loss_lore_dyna": -self.dyna_weight * _weighted_mean(log_prob, weight),
+            "lore_dyna": (weight > 0).float().mean(),
+        }
 
     def _policy(self, tensordict: TensorDictBase) -> Any:
         """Return the policy in states whose features get no gradient."""

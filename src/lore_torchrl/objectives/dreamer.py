@@ -126,6 +126,12 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             self._add_returns(advised, sample)
         if ensemble is not None:
             result.update(ensemble.loss(*latent, advised.get(keys.LAMBDA_RETURN)))
+        imagined = result.pop(keys.IMAGINED, None)
+        if imagined is not None:
+            value = advised.get(actor_loss.actor_loss.tensor_keys.value)
+            real = advised.get(keys.RETURN).masked_fill(done.reshape(value.shape), torch.nan)
+            starts = (entry.reshape(-1, 1) for entry in (value, real))
+            result.update(actor_loss.imagined_terms(imagined, *starts))
         terms, gains = actor_loss.weigh(advised, advice, sample.get(keys.IMITATION, None))
         if gains is not None:
             context.set(keys.IMITATION_WEIGHT, gains.unsqueeze(-1))

@@ -109,6 +109,28 @@ class PolicyKind(nn.Module, ABC):
         """Return the probability that each named action is the nearest one, ``[*B, K]``."""
 
     @abstractmethod
+    def as_advice(self, policy: Any) -> Tensor:
+        """Return a policy as logits over the named actions, ``[*B, K]``, for :meth:`as_policy`."""
+
+    @abstractmethod
+    def sample(self, policy: Any, number: int) -> Tensor:
+        """Return actions drawn from a policy, ``[number, *B, A]``, without gradient."""
+
+    @abstractmethod
+    def fit(self, actions: Tensor, weight: Tensor) -> Any:
+        """Return the likeliest policy of actions ``[N, *B, A]``.
+
+        The weights ``[N, *B, 1]`` are not negative and sum to one over the first dimension.
+        """
+
+    @abstractmethod
+    def blend(self, first: Any, second: Any, weight: Tensor | float) -> Any:
+        """Return the policy that takes an action of ``first`` with probability ``weight``.
+
+        The others are of ``second``; the weight is a number or ``[*B, 1]``.
+        """
+
+    @abstractmethod
     def disagreement(
         self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Any
     ) -> Tensor:

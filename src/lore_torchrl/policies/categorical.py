@@ -162,6 +162,24 @@ class CategoricalPolicy(PolicyKind):
         """Return the probabilities."""
         return policy.exp()
 
+    def as_advice(self, policy: Tensor) -> Tensor:
+        """Return the log-probabilities."""
+        return policy
+
+    def sample(self, policy: Tensor, number: int) -> Tensor:
+        """Return one-hot actions."""
+        shape = (number, *policy.shape)
+        index = (policy.exp() / policy.new_empty(shape).exponential_()).argmax(-1, keepdim=True)
+        return policy.new_zeros(shape).scatter_(-1, index, 1.0)
+
+    def fit(self, actions: Tensor, weight: Tensor) -> Tensor:
+        """Return the logarithm of the weighted frequencies."""
+        return log_floor((weight * actions).sum(0).log())
+
+    def blend(self, first: Tensor, second: Tensor, weight: Tensor | float) -> Tensor:
+        """Return the logarithm of the mean of both probabilities."""
+        return log_floor((weight * first.exp() + (1.0 - weight) * second.exp()).log())
+
     def disagreement(
         self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Tensor
     ) -> Tensor:

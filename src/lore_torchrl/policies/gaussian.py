@@ -380,6 +380,33 @@ class GaussianPolicy(PolicyKind):
         named = nn.functional.one_hot(self.nearest(actions).squeeze(-1), len(self.actions))
         return named.float().mean(-2)
 
+    def as_advice(self, policy: Gaussian) -> Tensor:
+        """Return the log-density at the anchors, of the policy widened by ``min_scale``."""
+        apart = (self.anchors - policy.loc.unsqueeze(-2)).square()
+        variance = policy.scale.square() + self.min_scale**2
+        return -0.5 * (apart / variance.unsqueeze(-2)).sum(-1)
+
+    def sample(self, policy: Gaussian, number: int) -> Tensor:
+        """Return actions, after the tanh."""
+        noise = torch.randn(
+            (number, *policy.loc.shape), dtype=policy.dtype, device=policy.loc.device
+        )
+        return self.squash(policy.loc + noise * policy.scale)
+
+    def fit(self, actions: Tensor, weight: Tensor) -> Gaussian:
+        """Return weighted mean and deviation before the tanh, at least the policy's least scale."""
+        value = self._inside(actions)
+        loc = (weight * value).sum(0)
+        scale = (weight * (value - loc).square()).sum(0).sqrt()
+        return Gaussian(loc, scale.clamp_min(self.scale_range[0]))
+
+    def blend(self, first: Gaussian, second: Gaussian, weight: Tensor | float) -> Gaussian:
+        """Return the Gaussian with the moments of the mixture of both."""
+        loc = weight * first.loc + (1.0 - weight) * second.loc
+        parts = ((weight, first), (1.0 - weight, second))
+        variance = sum(w * (part.scale.square() + (part.loc - loc).square()) for w, part in parts)
+        return Gaussian(loc, variance.sqrt())
+
     def disagreement(
         self, ensemble: nn.Module, state: Tensor, belief: Tensor, policy: Gaussian
     ) -> Tensor:
