@@ -10,7 +10,6 @@ number of actions.
 | :data:`CONFIDENCE` | ``[*B, 1]`` | float32 | the advisor's own confidence, 0 to 1 |
 | :data:`MASK` | ``[*B, 1]`` | bool | ``False`` where there is no usable advice |
 | :data:`ADVICE_ID` | ``[*B, 1]`` | int64 | question that the advice comes from, 0 for none |
-| :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan, named actions, -1 past its end |
 | :data:`FALLBACK` | ``[*B, 1]`` | bool | other advice serves until that question is answered |
 | :data:`BETA` | ``[*B, 1]`` | float32 | weight that the gate gave to the advice |
 | :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
@@ -45,7 +44,6 @@ CONFIDENCE = "llm_confidence"
 MASK = "llm_mask"
 ADVICE_ID = "llm_advice_id"
 FALLBACK = "llm_fallback"
-PLAN = "llm_plan"
 ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
 PLAN = "llm_plan"
 ACTION_MASK = "llm_action_mask"

@@ -366,3 +366,9 @@ class LoReConfig(Settings, prefix="lore"):
     planner: PlannerConfig = setting(PlannerConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        planned = self.planner.enabled and self.planner.seed == "plan"
+        rule = "there are no plans: set lore.calls.plan_horizon above 0"
+        self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
