@@ -12,6 +12,7 @@ from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.temperature import TemperatureAligner
+from lore_torchrl.modules.world import WorldModel
 
 __all__ = [
     "AdviceBatch",
@@ -27,4 +28,5 @@ __all__ = [
     "UncertaintyGate",
     "ValidEGreedyModule",
     "ValueEnsemble",
+    "WorldModel",
 ]
