@@ -46,6 +46,11 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(abstract_states=False), "answers_averaged=null"),
         (lambda: configs.PriorNetConfig(threshold=1.5), "threshold=1.5"),
         (lambda: configs.BanditConfig(segment_steps=0), "segment_steps=0"),
+        (lambda: configs.SamplingConfig(kind="best"), "kind='best'"),
+        (lambda: configs.SamplingConfig(temperature=0), "temperature=0"),
+        (lambda: configs.SamplingConfig(ratio=0), "ratio=0"),
+        (lambda: configs.FeaturesConfig(num_features=0), "num_features=0"),
+        (lambda: configs.MixerConfig(value_temperature=0), "value_temperature=0"),
         (lambda: configs.DisagreementConfig(num_members=1), "num_members=1"),
         (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
@@ -243,6 +248,14 @@ def test_every_method_stands_in_the_headline():
     assert not compose("method=stock").lore.enabled
     alone = compose("method=advice_alone")
     assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.advice
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
+@pytest.mark.parametrize("method", ["lore", "stock"])
+def test_every_channel_goes_with_every_method(name, method):
+    before = settings(f"method={method}")
+    after = settings(f"method={method}", f"channel={name}")
+    assert 0 < sum(after[path] != before[path] for path in after) <= 3
 
 
 @pytest.mark.parametrize("study", ["headline", "frontier"])

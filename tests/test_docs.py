@@ -91,7 +91,7 @@ def test_commands_on_the_pages_name_files_that_exist():
         scripts |= set(re.findall(r"python ((?:examples|benchmarks)/\w+\.py)", text))
         choices |= set(
             re.findall(
-                r"(?<!\()\b(experiment|method|advisor|ablation|study|sweep|env)=([a-z]\w+)\b(?!,)",
+                r"(?<!\()\b(experiment|method|channel|advisor|ablation|study|sweep|env)=([a-z]\w+)\b(?!,)",
                 text,
             )
         )

@@ -181,6 +181,15 @@ class MixerConfig(Settings, prefix="lore.mixer"):
     min_scale: float = setting(
         0.3, "Continuous actions: scale of advice on one action, before the policy's tanh.", gt=0
     )
+    action_mask: bool = setting(
+        False, "Whether advice rules out the actions that the advisor calls invalid."
+    )
+    value_temperature: float | None = setting(
+        None,
+        "Temperature at which the world model's one-step values multiply the advice where it acts; "
+        "null: they do not. Discrete actions only.",
+        gt=0,
+    )
 
 
 @dataclass
@@ -269,6 +278,33 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 
 
 @dataclass
+class SamplingConfig(Settings, prefix="lore.sampling"):
+    """How sequences are drawn from replay, with and without ``lore.enabled``."""
+
+    kind: str = setting(
+        "uniform",
+        "All as often, or by their episode's return: `success` (above 0) or `advantage`, its "
+        "distance from the mean return.",
+        among=("uniform", "success", "advantage"),
+    )
+    temperature: float = setting(
+        1.0, "`advantage`: of the softmax over episodes, in units of the return.", gt=0
+    )
+    ratio: float = setting(
+        2.0, "`success`: how many times as often a success is drawn.", gt=0, lt=math.inf
+    )
+
+
+@dataclass
+class FeaturesConfig(Settings, prefix="lore.features"):
+    """Features of the observation, encoded and reconstructed beside it."""
+
+    enabled: bool = setting(False, "Whether the agent reads `llm_features`.")
+    num_features: int = setting(8, "Features of an observation.", ge=1)
+    hidden_dim: int = setting(32, "Width of their encoder and decoder, of one hidden layer.", ge=1)
+
+
+@dataclass
 class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
 
@@ -317,4 +353,16 @@ class LoReConfig(Settings, prefix="lore"):
     value_ensemble: ValueEnsembleConfig = setting(ValueEnsembleConfig, "")
     prior_net: PriorNetConfig = setting(PriorNetConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
+    sampling: SamplingConfig = setting(SamplingConfig, "")
+    features: FeaturesConfig = setting(FeaturesConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        learns = self.loss.multiplier_lr or self.loss.distillation_weight
+        rule = (
+            "the losses mix without values: set lore.loss.multiplier_lr=0 and "
+            "lore.loss.distillation_weight=0"
+        )
+        off = self.mixer.value_temperature is None or not learns
+        self.mixer.require(off, "value_temperature", rule)
