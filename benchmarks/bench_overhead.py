@@ -9,8 +9,10 @@ Stock and every variant take turns, call by call, in random order, so that all s
 machine. Each ratio is the median over rounds of (the variant's median / stock's median
 within the round), with a 95% bootstrap interval over rounds. Half of the rows carry advice.
 A variant that is named for one part has gate, mixer and actor loss, and that part; ``everything``
-has all of these parts. What costs a few scalars is off: hysteresis, warm-up and dropout of the
-gate, and annealing of distillation. The bandit's own update, once a collector batch, is in neither.
+has all of these parts but the channels: ``action mask``, ``value gate``, and ``features``, which is
+stock DreamerV3 with features. What costs a few scalars is off: hysteresis, warm-up and dropout of
+the gate, and annealing of distillation. The bandit's own update, once a collector batch, is in
+neither.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from lore_torchrl import keys
 from lore_torchrl.configs import (
     BanditConfig,
     DreamerConfig,
+    FeaturesConfig,
     GateConfig,
     LoReConfig,
     LossConfig,
+    MixerConfig,
     PriorNetConfig,
     TemperatureConfig,
 )
@@ -70,13 +74,16 @@ VARIANTS = {
     "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
     "temperature": _with(temperature=ALIGNED),
     "imagination": _with(prior_net=PRIOR_NET, loss=LossConfig(**IMAGINATION)),
+    "action mask": _with(mixer=MixerConfig(action_mask=True)),
+    "value gate": _with(mixer=MixerConfig(value_temperature=0.1)),
+    "features": LoReConfig(enabled=False, features=FeaturesConfig(enabled=True)),
     "default": LoReConfig(),
     "all but imagination": LoReConfig(**MOST, loss=LossConfig(**TERMS)),
     "everything": LoReConfig(**MOST, loss=LossConfig(**TERMS, **IMAGINATION)),
 }
 # Upper bounds on the ratio to stock.
 TARGETS = {
-    "learner update": {"default": 1.03, "everything": 1.15},
+    "learner update": {"features": 1.05, "default": 1.03, "everything": 1.15},
     "policy step": {"mixing": 1.10, "default": 1.25},
     "policy step, compiled": {"mixing": 1.10},
 }
@@ -88,6 +95,9 @@ def _advice(shape: tuple[int, ...], device: torch.device) -> dict[str, torch.Ten
         "llm_prior_logits": 3.0 * torch.nn.functional.one_hot(best, NUM_ACTIONS).float(),
         "llm_confidence": torch.ones(*shape, 1, device=device),
         "llm_mask": torch.rand(*shape, 1, device=device) < 0.5,
+        keys.ACTION_MASK: torch.rand(*shape, NUM_ACTIONS, device=device) < 0.5,
+        keys.FEATURES: torch.randn(*shape, FeaturesConfig().num_features, device=device),
+        keys.FEATURES_MASK: torch.ones(*shape, 1, dtype=torch.bool, device=device),
     }
 
 
@@ -171,8 +181,13 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int):
     """Build an agent; return its update, its policy step and its acting mixture."""
     dreamer = DreamerConfig()
     agent = build_agent(
-        dreamer, observation_dim=OBSERVATION_DIM, num_actions=NUM_ACTIONS, device=device
+        dreamer,
+        observation_dim=OBSERVATION_DIM,
+        num_actions=NUM_ACTIONS,
+        features_dim=lore.features.num_features if lore and lore.features.enabled else None,
+        device=device,
     )
+    lore = lore if lore and lore.enabled else None
     actor = bandit = None
     acting: list[TensorDictModuleBase] = []
     observation = _observation(dreamer, envs, device)

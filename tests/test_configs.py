@@ -46,6 +46,11 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(abstract_states=False), "answers_averaged=null"),
         (lambda: configs.PriorNetConfig(threshold=1.5), "threshold=1.5"),
         (lambda: configs.BanditConfig(segment_steps=0), "segment_steps=0"),
+        (lambda: configs.SamplingConfig(kind="best"), "kind='best'"),
+        (lambda: configs.SamplingConfig(temperature=0), "temperature=0"),
+        (lambda: configs.SamplingConfig(ratio=0), "ratio=0"),
+        (lambda: configs.FeaturesConfig(num_features=0), "num_features=0"),
+        (lambda: configs.MixerConfig(value_temperature=0), "value_temperature=0"),
         (lambda: configs.DisagreementConfig(num_members=1), "num_members=1"),
         (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
@@ -245,12 +250,12 @@ def test_every_method_stands_in_the_headline():
     assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.advice
 
 
-def test_the_planner_s_channel_changes_what_it_is_named_for():
-    before, after = (
-        settings("experiment=doorkey5x5", *words) for words in ([], ["channel=planner"])
-    )
-    changed = {path: after[path] for path in after if after[path] != before[path]}
-    assert changed == {"planner.enabled": True}
+@pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
+@pytest.mark.parametrize("method", ["lore", "stock"])
+def test_every_channel_goes_with_every_method(name, method):
+    before = settings(f"method={method}")
+    after = settings(f"method={method}", f"channel={name}")
+    assert 0 < sum(after[path] != before[path] for path in after) <= 3
 
 
 @pytest.mark.parametrize("study", ["headline", "frontier"])

@@ -15,6 +15,7 @@ number of actions.
 | :data:`UNCERTAINTY` | ``[*B, 1]`` | float32 | what the gate saw, before its sigmoid |
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
 | :data:`SOURCE` | ``[*B, 1]`` | int64 | who picked the action, see the ``SOURCE_*`` constants |
+| :data:`ACTION_VALUES` | ``[*B, A]`` | float32 | what one imagined step of each action is worth |
 | :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
 | :data:`MIX_LOC` | ``[*B, A]`` | float32 | location of the mixed policy, for continuous actions |
 | :data:`MIX_SCALE` | ``[*B, A]`` | float32 | its scale |
@@ -34,6 +35,8 @@ number of actions.
 | :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan from here on, -1 beyond its end |
 | :data:`ACTION_MASK` | ``[*B, A]`` | bool | actions that the advisor calls valid |
 | :data:`SUBGOAL` | ``[*B, G]`` | float32 | the advisor's subgoal, one-hot over the names |
+| :data:`FEATURES` | ``[*B, K]`` | float32 | features of an observation, zeros where masked |
+| :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where there are no features |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
@@ -48,11 +51,14 @@ ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
 PLAN = "llm_plan"
 ACTION_MASK = "llm_action_mask"
 SUBGOAL = "llm_subgoal"
+FEATURES = "llm_features"
+FEATURES_MASK = "llm_features_mask"
 
 UNCERTAINTY = "lore_uncertainty"
 BETA = "lore_beta"
 KL = "lore_kl"
 SOURCE = "lore_source"
+ACTION_VALUES = "lore_action_values"
 MIX_LOGITS = "lore_logits"
 MIX_LOC = "lore_loc"
 MIX_SCALE = "lore_scale"

@@ -90,9 +90,10 @@ class LoRe:
             where it has an ``abstract_state``.
         latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
             ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
-        world: World model, for the ``planner``, which is off by default. Default: ``None``.
         scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
             attribute of that name.
+        world: World model of the same states, which ``config.planner`` and
+            ``config.mixer.value_temperature`` need, both off by default. Default: ``None``.
         discount: Discount of the real returns that are imitated. Default: ``1 - 1/333``, that of
             DreamerV3's continuation.
         success_key: Entry under ``"next"`` that is true where an episode has succeeded; ``None``
@@ -125,8 +126,8 @@ class LoRe:
         advisor: Advisor,
         describer: Describer,
         latent_sizes: tuple[int, int] | None = None,
-        world: WorldModel | None = None,
         scale_range: tuple[float, float] | None = None,
+        world: WorldModel | None = None,
         discount: float = 1.0 - 1.0 / 333.0,
         success_key: NestedKey | None = None,
         seed: int = 0,
@@ -153,14 +154,16 @@ class LoRe:
             num_actions=len(describer.actions),
             anchors=getattr(describer, "anchors", None),
             latent_sizes=latent_sizes,
-            world=world,
             scale_range=scale_range,
+            world=world,
             device=self.device,
         )
         self.bandit = build_bandit(c, seed=seed, device=self.device)
         self.service = build_service(c.calls, advisor)
         self.late = LateAdvice() if self.service.mode == "async" else None
         self.observed_keys = keys.ADVICE_KEYS
+        if c.mixer.action_mask:
+            self.observed_keys += (keys.ACTION_MASK,)
         if self.late is not None:
             self.observed_keys += (keys.ADVICE_ID, keys.FALLBACK)
         self.observer = AdviceObserver(
@@ -219,6 +222,7 @@ class LoRe:
             abstract_states=None if calls.abstract_states else False,
             noop_filter=calls.noop_filter,
             plan_horizon=calls.plan_horizon,
+            action_mask=self.config.mixer.action_mask,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,
@@ -407,8 +411,8 @@ def build_lore_actor(
     num_actions: int,
     anchors: Tensor | Sequence[Sequence[float]] | None = None,
     latent_sizes: tuple[int, int] | None = None,
-    world: WorldModel | None = None,
     scale_range: tuple[float, float] | None = None,
+    world: WorldModel | None = None,
     device: torch.device | str = "cpu",
 ) -> LoReActor:
     """Build gate, mixer, aligner and the parts that learn around a stock actor.
@@ -428,12 +432,23 @@ def build_lore_actor(
             )
         return latent_sizes
 
+    if c.mixer.value_temperature is not None and world is None:
+        raise ValueError(
+            "mixer.value_temperature steps the world model: pass "
+            "world=WorldModel(imagination, continuation, value)."
+        )
     # What is drawn for LoRe's own networks must not move the agent's random stream.
     with torch.random.fork_rng():
         gate = UncertaintyGate(**vars(c.gate))
         kind = policy_kind(actor, anchors, scale_range=scale_range, min_scale=c.mixer.min_scale)
         aligner = TemperatureAligner(**vars(c.temperature))
-        mixer = LogitMixer(kind, max_kl=c.mixer.max_kl, mode=c.mixer.mode, temperature=aligner)
+        mixer = LogitMixer(
+            kind,
+            max_kl=c.mixer.max_kl,
+            mode=c.mixer.mode,
+            temperature=aligner,
+            action_mask=c.mixer.action_mask,
+        )
         critic: TensorDictModuleBase = _logits_of(value, gate.value_key)
         if c.gate.value_source == "ensemble":
             shape = sizes("gate.value_source=ensemble")
@@ -454,7 +469,10 @@ def build_lore_actor(
                 )
             planner = LatentPlanner(world, actor, kind, **vars(c.planner))
     parts = {"disagreement": disagreement, "prior_net": prior_net, "planner": planner}
-    lore_actor = LoReActor(actor, gate, mixer, value_model=critic, **parts)
+    values = {}
+    if c.mixer.value_temperature is not None:
+        values = {"world": world, "value_temperature": c.mixer.value_temperature}
+    lore_actor = LoReActor(actor, gate, mixer, value_model=critic, **parts, **values)
     for part in (gate, mixer, critic, *parts.values()):
         if part is not None:
             part.to(device)

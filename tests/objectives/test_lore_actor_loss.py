@@ -789,7 +789,7 @@ class TestTemperature:
         agent = tiny_agent()
         td = sometimes_advised()
         loss = lore_loss(agent, temperature={"rate": 1.0, "minimum": 0.1, "maximum": 10.0})
-        logits, _, valid, _ = AdviceBatch.clean(*(td[f"llm_{k}"] for k in _NAMES))
+        logits, _, valid, *_ = AdviceBatch.clean(*(td[f"llm_{k}"] for k in _NAMES))
         expected = align_temperature(
             log_policy(agent, td), logits, valid, minimum=0.1, maximum=10.0
         )

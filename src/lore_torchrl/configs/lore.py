@@ -188,6 +188,15 @@ class MixerConfig(Settings, prefix="lore.mixer"):
     min_scale: float = setting(
         0.3, "Continuous actions: scale of advice on one action, before the policy's tanh.", gt=0
     )
+    action_mask: bool = setting(
+        False, "Whether advice rules out the actions that the advisor calls invalid."
+    )
+    value_temperature: float | None = setting(
+        None,
+        "Temperature at which the world model's one-step values multiply the advice where it acts; "
+        "null: they do not. Discrete actions only.",
+        gt=0,
+    )
 
 
 @dataclass
@@ -316,6 +325,33 @@ class PlannerConfig(Settings, prefix="lore.planner"):
 
 
 @dataclass
+class SamplingConfig(Settings, prefix="lore.sampling"):
+    """How sequences are drawn from replay, with and without ``lore.enabled``."""
+
+    kind: str = setting(
+        "uniform",
+        "All as often, or by their episode's return: `success` (above 0) or `advantage`, its "
+        "distance from the mean return.",
+        among=("uniform", "success", "advantage"),
+    )
+    temperature: float = setting(
+        1.0, "`advantage`: of the softmax over episodes, in units of the return.", gt=0
+    )
+    ratio: float = setting(
+        2.0, "`success`: how many times as often a success is drawn.", gt=0, lt=math.inf
+    )
+
+
+@dataclass
+class FeaturesConfig(Settings, prefix="lore.features"):
+    """Features of the observation, encoded and reconstructed beside it."""
+
+    enabled: bool = setting(False, "Whether the agent reads `llm_features`.")
+    num_features: int = setting(8, "Features of an observation.", ge=1)
+    hidden_dim: int = setting(32, "Width of their encoder and decoder, of one hidden layer.", ge=1)
+
+
+@dataclass
 class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
 
@@ -365,6 +401,8 @@ class LoReConfig(Settings, prefix="lore"):
     prior_net: PriorNetConfig = setting(PriorNetConfig, "")
     planner: PlannerConfig = setting(PlannerConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
+    sampling: SamplingConfig = setting(SamplingConfig, "")
+    features: FeaturesConfig = setting(FeaturesConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")
 
     def __post_init__(self) -> None:
@@ -372,3 +410,10 @@ class LoReConfig(Settings, prefix="lore"):
         planned = self.planner.enabled and self.planner.seed == "plan"
         rule = "there are no plans: set lore.calls.plan_horizon above 0"
         self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
+        learns = self.loss.multiplier_lr or self.loss.distillation_weight
+        rule = (
+            "the losses mix without values: set lore.loss.multiplier_lr=0 and "
+            "lore.loss.distillation_weight=0"
+        )
+        off = self.mixer.value_temperature is None or not learns
+        self.mixer.require(off, "value_temperature", rule)

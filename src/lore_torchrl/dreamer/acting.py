@@ -19,7 +19,7 @@ from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
 from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.lore import LoRe
-from lore_torchrl.modules import LoReActor, ValidEGreedyModule
+from lore_torchrl.modules import LoReActor, ValidEGreedyModule, WorldModel
 from lore_torchrl.service import AdviceService
 
 
@@ -67,7 +67,11 @@ def build_env_agent(
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
     )
-    return build_agent(config.dreamer, **sizes._asdict(), device=device)
+    features = {}
+    if lore.enabled and lore.features.enabled:
+        c = lore.features
+        features = {"features_dim": c.num_features, "features_hidden": c.hidden_dim}
+    return build_agent(config.dreamer, **sizes._asdict(), **features, device=device)
 
 
 def build_acting_env(

@@ -28,11 +28,16 @@ from torchrl.modules import (
 )
 from torchrl.objectives import symexp, symlog
 
+from lore_torchrl import keys
 from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.modules import DreamerV3ContinuousActor, WorldModel
 
 #: Where the world model writes what it makes of each thing seen.
-RECONSTRUCTED = {"observation": "reco", "frame": "reco_frame"}
+RECONSTRUCTED = {
+    "observation": "reco",
+    "frame": "reco_frame",
+    keys.FEATURES: "reco_features",
+}
 
 
 def _float(value: Tensor) -> Tensor:
@@ -53,6 +58,11 @@ def _join(*parts: Tensor) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def _known(mask: Tensor, predicted: Tensor, features: Tensor) -> Tensor:
+    """Predict what is masked as it is, at no loss."""
+    return torch.where(mask, predicted, features)
+
+
 @dataclass(frozen=True)
 class DreamerAgent:
     """The modules of one DreamerV3 agent; all share parameters where DreamerV3 shares them.
@@ -70,7 +80,8 @@ class DreamerAgent:
         state_dim: Size of the flattened stochastic state.
         belief_dim: Size of the deterministic state.
         num_actions: Number of actions, or of dimensions of a continuous one.
-        observed: What the agent sees of an observation: ``observation``, ``frame`` or both.
+        observed: What the agent sees of an observation: ``observation``, ``frame``, or both, and
+            ``llm_features`` with their mask.
         action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``.
     """
 
@@ -126,6 +137,8 @@ def build_agent(
     frame_shape: tuple[int, int, int] | None = None,
     num_actions: int,
     action_bounds: tuple[Tensor, Tensor] | None = None,
+    features_dim: int | None = None,
+    features_hidden: int = 32,
     device: torch.device | str = "cpu",
 ) -> DreamerAgent:
     """Build the networks of stock DreamerV3 from TorchRL's public modules.
@@ -142,6 +155,10 @@ def build_agent(
         num_actions: Number of discrete actions, or of dimensions of a continuous one.
         action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``,
             the actions are discrete.
+        features_dim: Size of ``llm_features``, which have an encoder and a decoder of one hidden
+            layer and are embedded beside the rest (late fusion). Where ``llm_features_mask`` is
+            false they are not reconstructed. Default: ``None``, there are none.
+        features_hidden: Width of these two. Default: ``32``.
         device: Where the parameters live. Default: ``"cpu"``.
 
     Raises:
@@ -162,6 +179,10 @@ def build_agent(
             image = {"depth": c.image_depth, "mults": tuple(c.image_mults), "norm_eps": c.norm_eps}
             encoders["frame"] = DreamerV3ImageEncoder(frame_shape[0], **image)
             embed_dim += encoders["frame"].output_features(frame_shape)
+        narrow = {"num_cells": features_hidden, "norm_eps": c.norm_eps}
+        if features_dim is not None:
+            encoders[keys.FEATURES] = DreamerV3MLP(features_dim, None, 1, **narrow)
+            embed_dim += features_hidden
         latent = {
             "hidden_dim": c.hidden_dim,
             "rnn_hidden_dim": c.belief_dim,
@@ -190,6 +211,8 @@ def build_agent(
             decoders["frame"] = DreamerV3ImageDecoder(
                 features, frame_shape, num_blocks=c.num_blocks, **image
             )
+        if features_dim is not None:
+            decoders[keys.FEATURES] = DreamerV3MLP(features, features_dim, 1, **narrow)
         reward_net = DreamerV3MLP(features, c.num_bins, c.head_layers, outscale=0.0, **cells)
         continue_net = DreamerV3MLP(features, 1, c.head_layers, **cells)
         two_hot = SymExpTwoHot(c.num_bins)
@@ -206,9 +229,9 @@ def build_agent(
         modules, parts, out = [], [], (*prefix, "encoded_latents")
         for name, net in encoders.items():
             source = (*prefix, name)
-            if name == "observation" and c.symlog:
-                modules.append(TensorDictModule(symlog, [source], [(*prefix, "symlog")]))
-                source = (*prefix, "symlog")
+            if name != "frame" and c.symlog:
+                modules.append(TensorDictModule(symlog, [source], [(*prefix, f"symlog_{name}")]))
+                source = (*prefix, f"symlog_{name}")
             parts.append((*prefix, f"encoded_{name}") if len(encoders) > 1 else out)
             modules.append(TensorDictModule(net, [source], [parts[-1]]))
         if len(parts) > 1:
@@ -224,11 +247,14 @@ def build_agent(
         modules = []
         for name, net in decoders.items():
             out = [("next", RECONSTRUCTED[name])]
-            scale = _float_symexp if name == "observation" and c.symlog else _float
+            scale = _float_symexp if name != "frame" and c.symlog else _float
             modules += [
                 TensorDictModule(net, [("next", "state"), ("next", "belief")], out),
                 TensorDictModule(scale, out, out),
             ]
+            if name == keys.FEATURES:
+                known = [("next", keys.FEATURES_MASK), *out, ("next", name)]
+                modules.append(TensorDictModule(_known, known, out))
         return modules
 
     def reward_head(*prefix: str) -> list[TensorDictModule]:
@@ -295,6 +321,6 @@ def build_agent(
         state_dim=state_dim,
         belief_dim=c.belief_dim,
         num_actions=num_actions,
-        observed=tuple(encoders),
+        observed=(*encoders, *([keys.FEATURES_MASK] if features_dim is not None else ())),
         action_bounds=action_bounds,
     )

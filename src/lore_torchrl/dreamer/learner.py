@@ -19,7 +19,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 from lore_torchrl.configs import DreamerConfig, LoReConfig
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
 from lore_torchrl.lore import build_actor_loss, build_lore_actor, learned_parameters
-from lore_torchrl.modules import LoReActor
+from lore_torchrl.modules import LoReActor, WorldModel
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 
@@ -74,7 +74,7 @@ def build_learner(
         lore_actor: With ``lore``, the acting mixture whose gate and mixer the losses share.
         device: Where the loss buffers live. Default: ``"cpu"``.
     """
-    c = config
+    c, seen = config, [name for name in agent.observed if name in RECONSTRUCTED]
     model_loss = DreamerV3ModelLoss(
         agent.world_model,
         num_reward_bins=c.num_bins,
@@ -85,13 +85,11 @@ def build_learner(
         unimix=c.unimix,
         lambda_continue=1.0,
         continue_target_scale=1 - 1 / c.continuation_horizon,
-        reco_symlog=[c.symlog and name == "observation" for name in agent.observed],
+        reco_symlog=[c.symlog and name != "frame" for name in seen],
         global_average=False,
         detach_output=False,
     )
-    model_loss.set_keys(
-        pixels=list(agent.observed), reco_pixels=[RECONSTRUCTED[name] for name in agent.observed]
-    )
+    model_loss.set_keys(pixels=seen, reco_pixels=[RECONSTRUCTED[name] for name in seen])
     actor_loss = DreamerV3ActorLoss(
         agent.actor,
         agent.value,

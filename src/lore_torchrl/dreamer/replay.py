@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torchrl.data import (
 )
 
 from lore_torchrl import keys
+from lore_torchrl.configs import SamplingConfig
+from lore_torchrl.replay import SequenceWeights
 
 OBSERVED_KEYS = ("observation",)
 _TRANSITION_KEYS = ("action", "is_init", "state", "belief")
@@ -69,13 +72,14 @@ def build_replay(
     batch_size: int,
     seq_len: int,
     seed: int = 0,
+    sampling: SamplingConfig | None = None,
 ) -> ReplayBufferEnsemble:
     """Build one buffer for each environment's stream behind one sampler.
 
     Samples are ``batch_size`` sequences of ``seq_len + 1`` consecutive records of one stream, which
     may cross episode ends; the last record of each is there only to have its latent state
     refreshed. The ``buffer_size`` records are split evenly; the sampler has a random stream of
-    its own.
+    its own. Without ``sampling`` all sequences are drawn as often.
 
     Raises:
         ValueError: If a stream's share cannot hold one sequence.
@@ -86,20 +90,29 @@ def build_replay(
             f"buffer_size={buffer_size} over {num_envs} streams leaves {capacity} records each, "
             f"fewer than one sequence of {seq_len + 1}."
         )
+    weights = None
+    if sampling is not None and sampling.kind != "uniform":
+        weights = SequenceWeights(**vars(sampling))
+
+    def sampler(storage: LazyTensorStorage) -> SliceSampler:
+        make = SliceSampler if weights is None else partial(weights.sampler, storage)
+        return make(
+            slice_len=seq_len + 1,
+            end_key=("next", "done"),
+            # The stream is the trajectory: sequences span episodes, and the
+            # rollout resets on the stored is_init. The sampler must add none.
+            traj_key="env_index",
+            init_key=None,
+        )
+
+    storages = [LazyTensorStorage(capacity) for _ in range(num_envs)]
     members = [
         TensorDictReplayBuffer(
-            storage=LazyTensorStorage(capacity),
-            sampler=SliceSampler(
-                slice_len=seq_len + 1,
-                end_key=("next", "done"),
-                # The stream is the trajectory: sequences span episodes, and the
-                # rollout resets on the stored is_init. The sampler must add none.
-                traj_key="env_index",
-                init_key=None,
-            ),
+            storage=storage,
+            sampler=sampler(storage),
             writer=TensorDictRoundRobinWriter(track_generations=True),
         )
-        for _ in range(num_envs)
+        for storage in storages
     ]
     return ReplayBufferEnsemble(
         *members,

@@ -114,6 +114,9 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.gate.hysteresis": bool(gate.hysteresis),
         "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
         "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
+        "lore.features": lore.features if lore.features.enabled else None,
+        "lore.mixer.action_mask": lore.mixer.action_mask,
+        "lore.mixer.value_gate": lore.mixer.value_temperature is not None,
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
     }
@@ -173,6 +176,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         batch_size=c.dreamer.batch_size,
         seq_len=c.dreamer.seq_len,
         seed=c.seed,
+        sampling=c.lore.sampling,
     )
     replay_hook = DreamerReplayHook(
         replay, c.dreamer, observed_keys=acting.observed_keys, device=device, lore=acting.lore

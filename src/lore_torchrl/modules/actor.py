@@ -21,6 +21,8 @@ from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.planner import LatentPlanner
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.world import WorldModel
+from lore_torchrl.policies import CategoricalPolicy
 
 
 class _Decision(NamedTuple):
@@ -68,6 +70,12 @@ class LoReActor(TensorDictModuleBase):
     :math:`\beta \cdot (1 - c_\phi)`, with 0 for a :math:`c_\phi` that is not a number. With a
     ``planner`` what is mixed in is its advice, in every row where its score is a number.
 
+    With a ``world`` the advice is :math:`\rho(a)\, \mathrm{softmax}(\hat Q(s, a) / \tau)` in the
+    place of :math:`\rho`, before its temperature, of the ``lore_action_values`` :math:`\hat Q`
+    (:meth:`WorldModel.action_values <lore_torchrl.modules.WorldModel.action_values>`), as in
+    `SayCan <https://arxiv.org/abs/2204.01691>`_: what is useful times what can be done from here.
+    It draws from torch's global generator first.
+
     Args:
         actor: Stock actor, such as :class:`~torchrl.modules.DreamerV3DiscreteActor` or
             :class:`~lore_torchrl.modules.DreamerV3ContinuousActor`.
@@ -81,12 +89,14 @@ class LoReActor(TensorDictModuleBase):
             ``None``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
         planner: Plans in the latent space, from that advice or without. Default: ``None``.
+        world: What each action leads to, for discrete ones. Default: ``None``.
+        value_temperature: :math:`\tau`, in units of the return. Default: ``1.0``.
 
     Raises:
         TypeError: If ``actor`` is not a stock one.
-        ValueError: If the mixer is for another kind of policy, or the gate weighs what there is
-            no critic or ensemble for. In ``forward``, if the advice or ``prior_net`` names another
-            number of actions.
+        ValueError: If the mixer is for another kind of policy, the gate weighs what there is no
+            critic or ensemble for, or there is a ``world`` and actions are continuous. In
+            ``forward``, if the advice or ``prior_net`` names another number of actions.
         KeyError: In ``forward``, if there are logits of advice, but no mask or confidence.
 
     Examples:
@@ -117,6 +127,8 @@ class LoReActor(TensorDictModuleBase):
         disagreement: LatentDisagreement | None = None,
         prior_net: PriorNet | None = None,
         planner: LatentPlanner | None = None,
+        world: WorldModel | None = None,
+        value_temperature: float = 1.0,
     ):
         super().__init__()
         mixer.policy.check(actor)
@@ -129,6 +141,11 @@ class LoReActor(TensorDictModuleBase):
             raise ValueError(
                 f"The gate has disagreement_weight={gate.disagreement_weight}: pass disagreement."
             )
+        if world is not None and not isinstance(mixer.policy, CategoricalPolicy):
+            raise ValueError(
+                "The value gate compares all actions, of which continuous ones have no end: set "
+                "lore.mixer.value_temperature=null."
+            )
         self.actor = actor
         # The actor without its head; slicing it at every step would cost a module each.
         self.__dict__["_backbone"] = tuple(actor.module)[:-1]
@@ -139,9 +156,13 @@ class LoReActor(TensorDictModuleBase):
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
         self.planner = planner
+        self.world = world
+        self.value_temperature = value_temperature
         # Logits, or location and scale.
         self.policy_keys = list(actor[-1].in_keys)
         self.in_keys = [*actor.in_keys, *keys.ADVICE_KEYS]
+        if mixer.action_mask:
+            self.in_keys.append(keys.ACTION_MASK)
         if gate.hysteresis is not None:
             self.in_keys.append(keys.GATE)
         self.out_keys = [
@@ -156,6 +177,8 @@ class LoReActor(TensorDictModuleBase):
             self.out_keys += [*prior_net.out_keys, keys.ORIGIN, keys.ACQUISITION]
         if planner is not None:
             self.out_keys += planner.out_keys
+        if world is not None:
+            self.out_keys.append(keys.ACTION_VALUES)
 
     def compile_decision(self, **kwargs: Any) -> LoReActor:
         """Compile gate, projection and draw with :func:`torch.compile`, which gets ``kwargs``.
@@ -172,7 +195,7 @@ class LoReActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the action and everything that the gate and the mixer write."""
-        raw = read_advice(tensordict)
+        raw = read_advice(tensordict, self.mixer.action_mask)
         if raw is None:
             return self.actor(tensordict)
         kind = self.mixer.policy
@@ -191,6 +214,10 @@ class LoReActor(TensorDictModuleBase):
                 tensordict.set(key, value)
         if self.planner is not None:
             self.planner(tensordict)
+        if self.world is not None:
+            latent = tensordict.get("state"), tensordict.get("belief")
+            values = self.world.action_values(*latent, kind.num_actions(policy))
+            tensordict.set(keys.ACTION_VALUES, values)
         if self._compile_kwargs is not None and self._compiled is None:
             self.__dict__["_compiled"] = torch.compile(self._decide, **self._compile_kwargs)
         decision = (self._compiled or self._decide)(
@@ -199,6 +226,7 @@ class LoReActor(TensorDictModuleBase):
             self.gate.carried(tensordict),
             raw,
             own,
+            tensordict.get(keys.ACTION_VALUES) if self.world is not None else None,
             self._planned(tensordict),
             coefficient=tensordict.get(keys.COEFFICIENT, None),
             random=exploration_type() in (ExplorationType.RANDOM, None),
@@ -224,10 +252,19 @@ class LoReActor(TensorDictModuleBase):
             disagreement = self.mixer.policy.disagreement(self.disagreement, *latent, policy)
         return value_logits, disagreement
 
-    def _complete(self, raw: tuple[Tensor, ...], own: tuple[Tensor, ...] | None) -> AdviceBatch:
-        """Return the advisor's advice, and PriorNet's where there is none."""
+    def _complete(
+        self,
+        raw: tuple[Tensor | None, ...],
+        own: tuple[Tensor, ...] | None,
+        values: Tensor | None,
+    ) -> AdviceBatch:
+        """Return the advisor's advice, PriorNet's where there is none, times the values."""
         advice = AdviceBatch.clean(*raw)
-        return advice if own is None else advice.completed(self.prior_net.usable(own))
+        if own is not None:
+            advice = advice.completed(self.prior_net.usable(own))
+        if values is None:
+            return advice
+        return advice.times(torch.log_softmax(values / self.value_temperature, -1))
 
     def _planned(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor] | None:
         """Return what the planner has written, if there is one."""
@@ -253,7 +290,9 @@ class LoReActor(TensorDictModuleBase):
         own = None
         if self.prior_net is not None:
             own = tuple(tensordict.get(key) for key in self.prior_net.out_keys)
-        advice = self._complete(read_advice(tensordict), own)
+        values = None if self.world is None else tensordict.get(keys.ACTION_VALUES)
+        raw = read_advice(tensordict, self.mixer.action_mask)
+        advice = self._complete(raw, own, values)
         advice = self._mixed_in(advice, self._planned(tensordict))
         return parts, advice._replace(prior_logits=self.mixer.temper(advice.prior_logits))
 
@@ -262,8 +301,9 @@ class LoReActor(TensorDictModuleBase):
         policy: Any,
         observed: tuple[Tensor | None, ...],
         was_active: Tensor | None,
-        raw: tuple[Tensor, ...],
+        raw: tuple[Tensor | None, ...],
         own: tuple[Tensor, ...] | None,
+        values: Tensor | None,
         planned: tuple[Tensor, Tensor] | None,
         *,
         coefficient: Tensor | None,
@@ -273,7 +313,7 @@ class LoReActor(TensorDictModuleBase):
         kind = self.mixer.policy
         weighed = self.gate.step(kind.entropy(policy), *observed, was_active)
         beta = weighed.beta if coefficient is None else weighed.beta * coefficient
-        advice = self._complete(raw, own)
+        advice = self._complete(raw, own, values)
         score = origin = None
         if own is not None:
             score = weighed.beta * (1.0 - torch.nan_to_num(own[1], nan=0.0))

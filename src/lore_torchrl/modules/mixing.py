@@ -52,6 +52,8 @@ class LogitMixer(nn.Module):
         mode: ``"logit"`` or ``"probability"``. Default: ``"logit"``.
         temperature: Shared :class:`TemperatureAligner`; ``None`` uses :math:`T = 1`. For a Gaussian
             policy its ``rate`` must be 0.
+        action_mask: Whether the entry ``llm_action_mask`` is read, which makes the advice on
+            actions that the advisor calls invalid :math:`\rho = 0`. Default: ``False``.
 
     Raises:
         ValueError: If ``max_kl`` is negative or NaN, ``mode`` is unknown, or the kind of policy
@@ -77,6 +79,7 @@ class LogitMixer(nn.Module):
         max_kl: float = 1.0,
         mode: Literal["logit", "probability"] = "logit",
         temperature: TemperatureAligner | None = None,
+        action_mask: bool = False,
     ):
         super().__init__()
         MixerConfig(max_kl=max_kl, mode=mode)
@@ -85,6 +88,7 @@ class LogitMixer(nn.Module):
         self.max_kl = float(max_kl)
         self.mode = mode
         self.temperature = temperature
+        self.action_mask = action_mask
         self.out_keys = (*self.policy.mix_keys, keys.KL)
 
     def temper(self, prior_logits: Tensor) -> Tensor:
@@ -100,15 +104,18 @@ class LogitMixer(nn.Module):
                 "named actions."
             )
 
-    def combine(self, policy: Any, tempered: Tensor, weight: Tensor) -> Any:
+    def combine(
+        self, policy: Any, tempered: Tensor, weight: Tensor, excluded: Tensor | None = None
+    ) -> Any:
         """Mix within the bound; see :meth:`~lore_torchrl.policies.PolicyKind.combine`."""
-        return self.policy.combine(policy, tempered, weight, max_kl=self.max_kl, mode=self.mode)
+        bound = {"max_kl": self.max_kl, "mode": self.mode}
+        return self.policy.combine(policy, tempered, weight, **bound, excluded=excluded)
 
     @torch.no_grad()
     def mix(self, policy: Any, advice: AdviceBatch, beta: Tensor) -> Mixture:
         """Mix a policy with advice on it, of the weight ``beta``, ``[*B, 1]``, and measure."""
         weight = beta * advice.weight
-        mixed = self.combine(policy, self.temper(advice.prior_logits), weight)
+        mixed = self.combine(policy, self.temper(advice.prior_logits), weight, advice.excluded)
         kl = self.policy.divergence(mixed, self.policy.precise(policy)).unsqueeze(-1)
         return Mixture(mixed, kl.clamp_min(0.0))
 

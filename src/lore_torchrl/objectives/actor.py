@@ -329,7 +329,8 @@ class LoReActorLoss(LossModule):
             terms["lore_imitated"] = (gains > 0).float().mean()
         if self.advised:
             if advice is None:
-                advice = AdviceBatch.clean(*read_advice(tensordict))
+                raw = read_advice(tensordict, self.mixer.action_mask)
+                advice = AdviceBatch.clean(*raw)
                 if self.prior_net is not None:
                     latent = (tensordict.get(key) for key in self.prior_net.in_keys)
                     advice = advice.completed(self.prior_net.fallback(*latent))

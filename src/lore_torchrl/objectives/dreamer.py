@@ -89,7 +89,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
     @property
     def in_keys(self) -> list[NestedKey]:
         """The stock inputs and, under ``"next"``, the advice entries and the return."""
-        own = [("next", key) for key in keys.ADVICE_KEYS]
+        own = [("next", key) for key in self._advice_keys]
         if self._needs_returns:
             own.append(("next", keys.RETURN))
         if self.actor_loss.config.imitation_weight:
@@ -113,7 +113,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = self._advised(context, sample)
         tk = actor_loss.tensor_keys
         latent = [advised.get(key) for key in (tk.state, tk.belief)]
-        advice = AdviceBatch.clean(*read_advice(advised))
+        raw = read_advice(advised, self.actor_loss.mixer.action_mask)
+        advice = AdviceBatch.clean(*raw)
         if net is not None:
             logits, raw_confidence = net.predict(*latent)
             result.update(net.loss((logits, raw_confidence), advice))
@@ -136,6 +137,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if gains is not None:
             context.set(keys.IMITATION_WEIGHT, gains.unsqueeze(-1))
         return result.update(terms)
+
+    @property
+    def _advice_keys(self) -> tuple[str, ...]:
+        masked = (keys.ACTION_MASK,) if self.actor_loss.mixer.action_mask else ()
+        return (*keys.ADVICE_KEYS, *masked)
 
     @property
     def _needs_returns(self) -> bool:
@@ -178,7 +184,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
-        for key in keys.ADVICE_KEYS:
+        for key in self._advice_keys:
             value = sample.get(("next", key), None)
             if value is None:
                 raise KeyError(

@@ -67,13 +67,21 @@ class PolicyKind(nn.Module, ABC):
 
     @abstractmethod
     def combine(
-        self, policy: Any, tempered: Tensor, weight: Tensor, *, max_kl: float, mode: str
+        self,
+        policy: Any,
+        tempered: Tensor,
+        weight: Tensor,
+        *,
+        max_kl: float,
+        mode: str,
+        excluded: Tensor | None = None,
     ) -> Any:
         """Return a policy leaned towards advice, in float32 or better, within ``max_kl`` nats.
 
         The gradient passes the policy alone. ``tempered`` is finite, centered advice divided by its
         temperature, ``[*B, K]``; ``weight`` includes confidence and is not negative, ``[*B, 1]``;
-        ``mode`` is that of :class:`~lore_torchrl.modules.LogitMixer`.
+        ``mode`` is that of :class:`~lore_torchrl.modules.LogitMixer`; ``excluded`` are the actions
+        that the advice gives no probability, boolean ``[*B, K]``.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from lore_torchrl.policies.base import PolicyKind, head_of
 
 # Nats; a logit moves by at most the square root of eight times the bound, far less than 1e4.
 _LARGE_BOUND = 1e4
+_LARGE_EXPONENT = 80.0  # e to its power is a float32
 
 
 def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) -> Tensor:
@@ -40,6 +41,37 @@ def bounded_weight(direction: Tensor, weight: Tensor, max_kl: float | Tensor) ->
     return torch.minimum(weight, largest)
 
 
+def exclude(
+    log_p: Tensor, excluded: Tensor, weight: Tensor, max_kl: float
+) -> tuple[Tensor, Tensor]:
+    r"""Return what to add to a policy's logits to exclude actions, and the KL that is left.
+
+    With the probability :math:`m = 1 - q` of the excluded actions, they lose the factor
+    :math:`1 - g`,
+
+    .. math::
+        g = \min\Bigl(\beta,\; 1,\; (e^{\epsilon / 2} - 1)\, \frac{q}{m}\Bigr), \qquad
+        c = \log\Bigl(1 + g\, \frac{m}{q}\Bigr) \le \frac{\epsilon}{2}.
+
+    No probability grows by more than :math:`e^c`, so whatever then is mixed within
+    :math:`\epsilon - c` keeps :math:`\epsilon`.
+
+    Args:
+        log_p: The policy, ``[*B, A]``.
+        excluded: Actions, boolean ``[*B, A]``; a row without any is left as it is.
+        weight: Wanted weight :math:`\beta`, ``[*B, 1]``, not negative.
+        max_kl: Radius :math:`\epsilon` in nats.
+    """
+    tiny = torch.finfo(log_p.dtype).tiny
+    probs = log_p.exp()
+    out = torch.where(excluded, probs, 0.0).sum(-1, keepdim=True)
+    left = torch.where(excluded, 0.0, probs).sum(-1, keepdim=True)
+    largest = math.expm1(min(max_kl / 2.0, _LARGE_EXPONENT)) * (left / out.clamp_min(tiny))
+    share = torch.minimum(weight.clamp(max=1.0), largest)
+    spent = torch.log1p(share * (out / left.clamp_min(tiny)))
+    return torch.where(excluded, torch.log1p(-share), 0.0), max_kl - spent
+
+
 class CategoricalPolicy(PolicyKind):
     r"""Policies over :math:`A` one-hot actions, each of them a named one.
 
@@ -58,7 +90,8 @@ class CategoricalPolicy(PolicyKind):
         g = \min\Bigl(w,\; 1,\; \frac{\epsilon}{\mathrm{KL}(\rho \| \pi)}\Bigr).
 
     Both keep the bound :math:`\epsilon` whatever the policy is: the divergence is convex in
-    :math:`g`.
+    :math:`g`. Excluded actions would use up the range of logits that the bound leaves to the
+    others; with ``"logit"`` they are taken out before, by :func:`exclude`.
 
     One set of exponential draws :math:`E_a` serves both policies: the action is
     :math:`\arg\max_a \pi(a)/E_a`, which is how :func:`torch.multinomial` draws one sample.
@@ -110,13 +143,26 @@ class CategoricalPolicy(PolicyKind):
         return log_floor(torch.log_softmax(possible, -1))
 
     def combine(
-        self, policy: Tensor, tempered: Tensor, weight: Tensor, *, max_kl: float, mode: str
+        self,
+        policy: Tensor,
+        tempered: Tensor,
+        weight: Tensor,
+        *,
+        max_kl: float,
+        mode: str,
+        excluded: Tensor | None = None,
     ) -> Tensor:
         """Add advice to the log-probabilities, or to the probabilities."""
         log_p = self.precise(policy)
         fixed = log_p.detach()
         if mode == "logit":
-            mixed = log_p + bounded_weight(tempered, weight, max_kl) * tempered
+            mixed, left = log_p, max_kl
+            if excluded is not None:
+                moved, left = exclude(fixed, excluded, weight, max_kl)
+                mixed = log_p + moved
+                lowest = tempered.masked_fill(excluded, math.inf).amin(-1, keepdim=True)
+                tempered = torch.where(excluded, 0.0, tempered - lowest)
+            mixed = mixed + bounded_weight(tempered, weight, left) * tempered
         else:
             log_prior = self.as_policy(tempered, fixed)
             apart = categorical_kl(log_prior, fixed).unsqueeze(-1)

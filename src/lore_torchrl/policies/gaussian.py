@@ -326,7 +326,14 @@ class GaussianPolicy(PolicyKind):
         return Gaussian(*anchor_moments(probs, self.anchors, self.min_scale))
 
     def combine(
-        self, policy: Gaussian, tempered: Tensor, weight: Tensor, *, max_kl: float, mode: str
+        self,
+        policy: Gaussian,
+        tempered: Tensor,
+        weight: Tensor,
+        *,
+        max_kl: float,
+        mode: str,
+        excluded: Tensor | None = None,
     ) -> Gaussian:
         """Multiply the policy with the advice, raised to the weight."""
         policy = self.precise(policy)
