@@ -32,6 +32,7 @@ from lore_torchrl.configs.lore import (
     LossConfig,
     MixerConfig,
     PriorNetConfig,
+    SubgoalConfig,
     TemperatureConfig,
     ValueEnsembleConfig,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "ScriptedAdvisorConfig",
     "StaleAdvisorConfig",
     "StudyConfig",
+    "SubgoalConfig",
     "TemperatureConfig",
     "TrainConfig",
     "TruncatedAdvisorConfig",

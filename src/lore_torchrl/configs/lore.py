@@ -276,6 +276,30 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 
 
 @dataclass
+class SubgoalConfig(Settings, prefix="lore.subgoal"):
+    """Bonus for reaching the subgoals that the advisor names."""
+
+    enabled: bool = setting(False, "Whether there is one.")
+    scale: float = setting(
+        0.1,
+        "Bonus of a subgoal's first time in the run; of the n-th it is 1/sqrt(n) of that.",
+        ge=0,
+        lt=math.inf,
+    )
+    episode_budget: float = setting(0.5, "Most bonus of one episode.", ge=0, lt=math.inf)
+    imagine: bool = setting(
+        False, "Whether a learned head also pays imagined rollouts that reach their subgoal."
+    )
+    imagine_weight: float = setting(
+        0.1, "Bonus of an imagined rollout that surely does.", ge=0, lt=math.inf
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.enabled or not self.imagine, "imagine", "it needs enabled=true")
+
+
+@dataclass
 class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
 
@@ -323,5 +347,6 @@ class LoReConfig(Settings, prefix="lore"):
     disagreement: DisagreementConfig = setting(DisagreementConfig, "")
     value_ensemble: ValueEnsembleConfig = setting(ValueEnsembleConfig, "")
     prior_net: PriorNetConfig = setting(PriorNetConfig, "")
+    subgoal: SubgoalConfig = setting(SubgoalConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")

@@ -113,6 +113,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.gate.hysteresis": bool(gate.hysteresis),
         "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
         "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
+        "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine],
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
     }

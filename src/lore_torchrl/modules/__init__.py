@@ -11,6 +11,7 @@ from lore_torchrl.modules.gate import RunningScale, UncertaintyGate
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.subgoals import SubgoalHead
 from lore_torchrl.modules.temperature import TemperatureAligner
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Mixture",
     "PriorNet",
     "RunningScale",
+    "SubgoalHead",
     "TemperatureAligner",
     "UncertaintyGate",
     "ValidEGreedyModule",

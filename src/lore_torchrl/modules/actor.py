@@ -20,6 +20,7 @@ from lore_torchrl.modules.ensembles import LatentDisagreement
 from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.subgoals import SubgoalHead
 
 
 class _Decision(NamedTuple):
@@ -78,6 +79,7 @@ class LoReActor(TensorDictModuleBase):
         disagreement: Ensemble for a gate with a positive ``disagreement_weight``. Default:
             ``None``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
+        subgoal_head: Head for the losses, which take their parts from here. Default: ``None``.
 
     Raises:
         TypeError: If ``actor`` is not a stock one.
@@ -113,6 +115,7 @@ class LoReActor(TensorDictModuleBase):
         value_model: TensorDictModuleBase | None = None,
         disagreement: LatentDisagreement | None = None,
         prior_net: PriorNet | None = None,
+        subgoal_head: SubgoalHead | None = None,
     ):
         super().__init__()
         mixer.policy.check(actor)
@@ -134,6 +137,7 @@ class LoReActor(TensorDictModuleBase):
         self.value_model = value_model if gate.value_weight else None
         self.disagreement = disagreement if gate.disagreement_weight else None
         self.prior_net = prior_net
+        self.subgoal_head = subgoal_head
         # Logits, or location and scale.
         self.policy_keys = list(actor[-1].in_keys)
         self.in_keys = [*actor.in_keys, *keys.ADVICE_KEYS]
