@@ -24,6 +24,7 @@ from lore_torchrl.configs import (  # noqa: E402
     LossConfig,
     PlannerConfig,
     PriorNetConfig,
+    SubgoalConfig,
 )
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
@@ -68,6 +69,7 @@ def logged(tmp_path_factory) -> set[str]:
             distillation_weight=0.3,
             beta_imagine_max=0.25,
         ),
+        subgoal=SubgoalConfig(enabled=True, imagine=True),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
     folder = tmp_path_factory.mktemp("run")

@@ -116,3 +116,10 @@ def ensemble_variance(members: Tensor) -> Tensor:
     Several times as fast on a CPU as :meth:`torch.Tensor.var` over that dimension.
     """
     return (members - members.mean(0)).square_().mean(0)
+
+
+def first_reached(probability: Tensor) -> Tensor:
+    r"""Return :math:`p_t \prod_{k<t} (1 - p_k)` along the last axis: that it happens first at t."""
+    before = (1.0 - probability).cumprod(-1).roll(1, -1)
+    before[..., 0] = 1.0
+    return probability * before

@@ -37,10 +37,15 @@ number of actions.
 | :data:`SUBGOAL` | ``[*B, G]`` | float32 | the advisor's subgoal, one-hot over the names |
 | :data:`FEATURES` | ``[*B, K]`` | float32 | features of an observation, zeros where masked |
 | :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where there are no features |
+| :data:`REACHED` | ``[*B, G]`` | float32 | which subgoals are true of the observation |
+| :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 """
 
 from __future__ import annotations
+
+from tensordict import TensorDictBase
+from torch import Tensor
 
 PRIOR_LOGITS = "llm_prior_logits"
 CONFIDENCE = "llm_confidence"
@@ -53,6 +58,7 @@ ACTION_MASK = "llm_action_mask"
 SUBGOAL = "llm_subgoal"
 FEATURES = "llm_features"
 FEATURES_MASK = "llm_features_mask"
+REACHED = "llm_reached"
 
 UNCERTAINTY = "lore_uncertainty"
 BETA = "lore_beta"
@@ -87,3 +93,18 @@ COEFFICIENT = "lore_coefficient"
 ORIGIN_NONE = 0
 ORIGIN_ADVISOR = 1
 ORIGIN_PRIOR_NET = 2
+
+RAW_REWARD = "raw_reward"
+
+
+def raw_reward(following: TensorDictBase) -> Tensor:
+    """Return the environment's own reward of a step, whether or not ``reward`` is shaped.
+
+    Whatever measures an agent reads this. What is compared with the critic, which learns from
+    ``reward``, reads ``reward``.
+
+    Args:
+        following: The ``"next"`` of a step or of a batch of steps.
+    """
+    reward = following.get(RAW_REWARD, None)
+    return following.get("reward") if reward is None else reward

@@ -34,6 +34,7 @@ from lore_torchrl.modules import (
     LogitMixer,
     LoReActor,
     PriorNet,
+    SubgoalHead,
     TemperatureAligner,
     UncertaintyGate,
     ValueEnsemble,
@@ -54,7 +55,7 @@ from lore_torchrl.service import (
     Novelty,
     TDErrorSpike,
 )
-from lore_torchrl.transforms import AdviceTransform
+from lore_torchrl.transforms import AdviceTransform, SubgoalBonus
 
 # Batches after which it is checked that the policy which collects is the one of the losses.
 _CHECKED_AFTER = 10
@@ -89,7 +90,8 @@ class LoRe:
         describer: Turns observations into questions. Answers are shared within abstract states
             where it has an ``abstract_state``.
         latent_sizes: Sizes of stochastic state and belief, for the parts that learn (``prior_net``,
-            ``disagreement``, ``value_ensemble``), which are off by default. Default: ``None``.
+            ``disagreement``, ``value_ensemble``, ``subgoal.imagine``), which are off by default.
+            Default: ``None``.
         scale_range: Least and greatest scale of a Gaussian actor. Default: the actor's own
             attribute of that name.
         world: World model of the same states, which ``config.planner`` and
@@ -105,6 +107,7 @@ class LoRe:
         service: The :class:`~lore_torchrl.service.AdviceService`: calls, cache, ledger.
         actor: The :class:`~lore_torchrl.modules.LoReActor`.
         bandit: The :class:`~lore_torchrl.control.AdviceBandit`, or ``None``.
+        subgoals: The :class:`~lore_torchrl.transforms.SubgoalBonus`, or ``None``.
         late: Brings late answers to replay in async mode, else ``None``.
         observed_keys: Entries that replay must keep with each observation, at the root and under
             ``"next"``; under ``"next"`` alone where replay holds no observation of a reset, as
@@ -147,6 +150,10 @@ class LoRe:
             device = next(actor.parameters()).device
         self.seed, self.discount, self.device = seed, discount, torch.device(device)
         self._describer, self._success_key, self._value = describer, success_key, value
+        self.subgoals: SubgoalBonus | None = None
+        if c.subgoal.enabled:
+            paid = {"scale": c.subgoal.scale, "episode_budget": c.subgoal.episode_budget}
+            self.subgoals = SubgoalBonus(describer, **paid)
         self.actor = build_lore_actor(
             c,
             actor,
@@ -156,16 +163,20 @@ class LoRe:
             latent_sizes=latent_sizes,
             scale_range=scale_range,
             world=world,
+            num_subgoals=0 if self.subgoals is None else len(self.subgoals.names),
             device=self.device,
         )
         self.bandit = build_bandit(c, seed=seed, device=self.device)
         self.service = build_service(c.calls, advisor)
-        self.late = LateAdvice() if self.service.mode == "async" else None
+        late = self.service.mode == "async"
+        self.late = LateAdvice(action_mask=c.mixer.action_mask) if late else None
         self.observed_keys = keys.ADVICE_KEYS
         if c.mixer.action_mask:
             self.observed_keys += (keys.ACTION_MASK,)
         if self.late is not None:
             self.observed_keys += (keys.ADVICE_ID, keys.FALLBACK)
+        if c.subgoal.imagine:
+            self.observed_keys += (keys.SUBGOAL, keys.REACHED)
         self.observer = AdviceObserver(
             self.bandit, exhausted=lambda: self.service.budget.remaining == 0
         )
@@ -173,6 +184,8 @@ class LoRe:
         self._read_keys: tuple[NestedKey, ...] = (keys.KL,)
         if self.bandit is not None:
             self._read_keys += (keys.COEFFICIENT, ("next", "step_count"))
+        if self.subgoals is not None:
+            self._read_keys += (("next", keys.RAW_REWARD),)
         origin = () if self.actor.prior_net is None else (keys.ORIGIN,)
         under_next = tuple(("next", key) for key in self.observed_keys)
         self.selected_keys = (*under_next, *self._read_keys, *origin)
@@ -203,7 +216,8 @@ class LoRe:
             env = env.append_transform(self.bandit.primer())
             if "step_count" not in set(env.observation_spec.keys(True, True)):
                 env = env.append_transform(StepCounter())
-        return env.append_transform(self.transform())
+        env = env.append_transform(self.transform())
+        return env if self.subgoals is None else env.append_transform(self.subgoals)
 
     def transform(self, describer: Describer | None = None) -> AdviceTransform:
         """Return the transform alone that writes the advice; :meth:`advise` appends all.
@@ -223,6 +237,7 @@ class LoRe:
             noop_filter=calls.noop_filter,
             plan_horizon=calls.plan_horizon,
             action_mask=self.config.mixer.action_mask,
+            subgoals=self.subgoals is not None and describer is None,
             latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,
@@ -359,6 +374,8 @@ class LoRe:
         """Return numbers for the log, by name; waits for the device."""
         values = self.observer.stats()
         values |= advice_stats(self.service, self.late)
+        if self.subgoals is not None:
+            values |= {f"subgoal/{name}": value for name, value in self.subgoals.stats().items()}
         if self._loss is not None:
             values |= {
                 "lore/lambda": self._loss.multiplier.item(),
@@ -378,6 +395,8 @@ class LoRe:
         }
         if self.bandit is not None:
             state["bandit"] = self.bandit.state_dict()
+        if self.subgoals is not None:
+            state["subgoals"] = self.subgoals.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -388,6 +407,8 @@ class LoRe:
         self.actor.gate.load_state_dict(state_dict["gate"])
         if self.bandit is not None:
             self.bandit.load_state_dict(state_dict["bandit"])
+        if self.subgoals is not None:
+            self.subgoals.load_state_dict(state_dict["subgoals"])
         self.observer.load_state_dict(state_dict["observer"])
 
     def close(self) -> None:
@@ -413,12 +434,14 @@ def build_lore_actor(
     latent_sizes: tuple[int, int] | None = None,
     scale_range: tuple[float, float] | None = None,
     world: WorldModel | None = None,
+    num_subgoals: int = 0,
     device: torch.device | str = "cpu",
 ) -> LoReActor:
     """Build gate, mixer, aligner and the parts that learn around a stock actor.
 
     Arguments are as of :class:`LoRe`; ``num_actions`` is the number of actions that advice names,
-    ``anchors`` are as of :class:`~lore_torchrl.policies.GaussianPolicy`.
+    ``anchors`` are as of :class:`~lore_torchrl.policies.GaussianPolicy`, ``num_subgoals`` is the
+    number of the describer's subgoals.
 
     Raises:
         ValueError: If a part needs what is not given.
@@ -453,7 +476,7 @@ def build_lore_actor(
         if c.gate.value_source == "ensemble":
             shape = sizes("gate.value_source=ensemble")
             critic = ValueEnsemble(*shape, **vars(c.value_ensemble))
-        disagreement = prior_net = planner = None
+        disagreement = prior_net = planner = subgoal_head = None
         if c.gate.disagreement_weight:
             shape = sizes("gate.disagreement_weight > 0")
             dims = num_actions if anchors is None else len(anchors[0])
@@ -468,7 +491,15 @@ def build_lore_actor(
                     "world=WorldModel(imagination, continuation, value)."
                 )
             planner = LatentPlanner(world, actor, kind, **vars(c.planner))
-    parts = {"disagreement": disagreement, "prior_net": prior_net, "planner": planner}
+        if c.subgoal.imagine:
+            shape, weight = sizes("subgoal.imagine"), c.subgoal.imagine_weight
+            subgoal_head = SubgoalHead(sum(shape), num_subgoals, weight=weight)
+    parts = {
+        "disagreement": disagreement,
+        "prior_net": prior_net,
+        "planner": planner,
+        "subgoal_head": subgoal_head,
+    }
     values = {}
     if c.mixer.value_temperature is not None:
         values = {"world": world, "value_temperature": c.mixer.value_temperature}
@@ -495,14 +526,15 @@ def build_actor_loss(
         disagreement=lore_actor.disagreement,
         value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
         dyna_weight=config.planner.dyna_weight,
+        subgoal_head=lore_actor.subgoal_head,
     )
 
 
 def learned_parameters(lore_actor: LoReActor) -> Iterator[nn.Parameter]:
-    """Return what learns beside the agent's own networks: PriorNet and the ensembles."""
+    """Return what learns beside the agent's own networks: PriorNet, subgoal head, ensembles."""
     critic = lore_actor.value_model
     ensemble = critic if isinstance(critic, ValueEnsemble) else None
-    for part in (lore_actor.prior_net, lore_actor.disagreement, ensemble):
+    for part in (lore_actor.prior_net, lore_actor.disagreement, lore_actor.subgoal_head, ensemble):
         if part is not None:
             yield from part.parameters()
 

@@ -141,3 +141,21 @@ def test_a_plan_comes_with_the_best_action_alone():
     assert asyncio.run(wrong.advise([request]))[0].plan == ()
     with pytest.raises(ValueError, match="plan_length"):
         ScriptedAdvisor(planner, plan_length=2)
+
+
+def test_a_subgoal_comes_with_the_best_action_alone():
+    class Names:
+        def __call__(self, request):
+            return [0.0, 1.0]
+
+        def subgoal(self, request):
+            return "eat"
+
+    request = AdviceRequest("text", ("a", "b"), "key")
+    named = ScriptedAdvisor(Names(), subgoals=True)
+    assert asyncio.run(named.advise([request]))[0].subgoal == "eat"
+    assert named.cache_prefix != ScriptedAdvisor(Names()).cache_prefix
+    for other in ({}, {"subgoals": True, "competence": -1.0}):
+        assert asyncio.run(ScriptedAdvisor(Names(), **other).advise([request]))[0].subgoal == ""
+    with pytest.raises(ValueError, match="subgoals"):
+        ScriptedAdvisor(planner, subgoals=True)

@@ -433,3 +433,13 @@ def test_the_legend_says_that_lava_is_deadly():
     assert "deadly" not in CrafterDescriber().request(0, seen).description
     seen["view"][0, 0] = CODE["lava"]
     assert "lava (deadly)" in CrafterDescriber().request(0, seen).description
+
+
+def test_the_achievements_are_the_subgoals():
+    describer = CrafterDescriber()
+    assert len(describer.subgoals) == 22 and "collect wood" in describer.subgoals
+    seen = CrafterEnv(**SMALL).reset(seed=0)[0]
+    assert describer.reached(0, seen) == set()
+    seen["achievements"] = np.array(ACHIEVEMENTS) == "place_table"
+    assert describer.reached(0, seen) == {"place table"}
+    assert describer.request(0, seen).subgoals == describer.subgoals

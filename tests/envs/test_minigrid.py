@@ -289,3 +289,38 @@ def test_a_thousand_remembered_maps_are_described():
             values = planner(request)
             assert values is None or np.isfinite(values).all()
             action = int(rollout["action"][row, time].argmax())
+
+
+def view_of(*cells, carrying=None):
+    """A view of empty cells with things at (ahead, right)."""
+    view = np.zeros((7, 7, 3), dtype=np.uint8)
+    view[..., 0] = EMPTY
+    for (ahead, right), content in cells:
+        view[3 + right, 6 - ahead] = content
+    if carrying is not None:
+        view[3, 6] = (*carrying, 0)
+    return {"image": view, "direction": 0, "mission": "open the door"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reached"),
+    [
+        (view_of(), {"carry nothing"}),
+        (view_of(((1, 0), (KEY, 4, 0))), {"see the key", "face the key", "carry nothing"}),
+        # What is carried is not seen, and neither is a thing beside it faced.
+        (view_of(((0, 1), (BOX, 1, 0)), carrying=(KEY, 4)), {"see the box", "hold the key"}),
+        (view_of(((3, 2), (GOAL, 1, 0))), {"see the goal", "carry nothing"}),
+        (view_of(((2, 0), (DOOR, 4, LOCKED)), carrying=(KEY, 4)), {"see the door", "hold the key"}),
+        (
+            view_of(((2, 0), (DOOR, 4, OPEN)), carrying=(KEY, 4)),
+            {"see the door", "open the door", "open the locked door", "hold the key"},
+        ),
+        (
+            view_of(((2, 0), (DOOR, 2, OPEN)), carrying=(KEY, 4)),
+            {"see the door", "open the door", "hold the key"},
+        ),
+    ],
+)
+def test_which_subgoals_are_true_of_a_view(seen, reached):
+    describer = MiniGridDescriber()
+    assert describer.reached(0, seen) == reached <= set(describer.subgoals)

@@ -460,3 +460,26 @@ def test_a_plan_ends_with_the_mission():
     describer.observe(0, seen, None, reset=True)
     plan = MiniGridPlanner().plan(describer.request(0, seen), 16)
     assert [ACTIONS[action] for action in plan] == ["forward"] * 3
+
+
+def test_the_planner_names_subgoals_that_are_then_reached():
+    """In DoorKey: the key is taken, the door opened, the goal faced, in this order."""
+    env = gym.make("MiniGrid-DoorKey-8x8-v0", disable_env_checker=True)
+    describer, planner = MiniGridDescriber(memory=True), MiniGridPlanner()
+    for episode in range(3):
+        seen, _ = env.reset(seed=row_seed(0, episode, evaluation=True))
+        describer.observe(0, seen, None, reset=True)
+        named, reached, ended = [], [], False
+        while not ended:
+            request = describer.request(0, seen)
+            subgoal = planner.subgoal(request)
+            assert subgoal in request.subgoals == describer.subgoals
+            named += [subgoal] * (subgoal not in named[-1:])
+            action = int(np.argmax(planner(request)))
+            seen, _, terminated, truncated, _ = env.step(action)
+            describer.observe(0, seen, action, reset=False)
+            ended = terminated or truncated
+            reached += [subgoal] * (subgoal in describer.reached(0, seen))
+        for subgoals in (named, list(dict.fromkeys(reached))):
+            wanted = ["hold the key", "open the locked door", "face the goal"]
+            assert [name for name in subgoals if name in wanted] == wanted

@@ -159,6 +159,9 @@ class Describer(Protocol):
     :meth:`observe` is called once for each new observation of it, before :meth:`cache_key`
     and :meth:`request`.
 
+    For subgoals a describer also has ``subgoals``, their names, and ``reached(row, observation)``,
+    the set of those that are true of this observation, by what the agent sees in it alone.
+
     For continuous actions, a describer also has ``anchors``: the action ``[A]`` that each of
     its names means. :meth:`observe` then gets the index of the nearest one.
     """

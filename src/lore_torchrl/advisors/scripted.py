@@ -29,6 +29,8 @@ class ScriptedAdvisor:
         confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
         plan_length: Longest plan given, the planner's ``plan(request, length)`` where the best
             action is advised. Default: ``0``, none.
+        subgoals: Whether to name a subgoal, the planner's ``subgoal(request)``, where the best
+            action is advised. Default: ``False``.
         seed: Seed of the advisor's own random stream. Default: ``0``.
 
     Raises:
@@ -44,6 +46,7 @@ class ScriptedAdvisor:
         sharpness: float = 3.0,
         confidence: float = 1.0,
         plan_length: int = 0,
+        subgoals: bool = False,
         seed: int = 0,
     ):
         check(callable(planner), "planner", planner, "callable with an AdviceRequest")
@@ -55,8 +58,10 @@ class ScriptedAdvisor:
         rule = "0 or more, and the planner needs a plan()"
         fits = plan_length == 0 or (plan_length > 0 and hasattr(planner, "plan"))
         check(fits, "plan_length", plan_length, rule)
+        rule = "the planner needs a subgoal()"
+        check(not subgoals or hasattr(planner, "subgoal"), "subgoals", subgoals, rule)
         self.planner = planner
-        self.plan_length = plan_length
+        self.plan_length, self.subgoals = plan_length, subgoals
         self.competence = float(competence)
         self.sharpness = float(sharpness)
         self.confidence = float(confidence)
@@ -69,6 +74,7 @@ class ScriptedAdvisor:
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
         own += f",plan {self.plan_length}" * bool(self.plan_length)
+        own += ",subgoals" * self.subgoals
         settings = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
         return f"scripted-{settings}{'' if self.competence == 1.0 else f',{self.seed}'}:"
@@ -86,19 +92,21 @@ class ScriptedAdvisor:
                 f"planner must return one value an action: got {len(values)} for "
                 f"{len(request.actions)} actions."
             )
-        plan: Sequence[int] = ()
+        plan, subgoal = (), ""
         if self._random.random() >= abs(self.competence):
             chosen = self._random.randrange(len(values))
         else:
             pick = max if self.competence > 0.0 else min
             chosen = pick(range(len(values)), key=values.__getitem__)
             if self.plan_length and self.competence > 0.0:
-                plan = self.planner.plan(request, self.plan_length)
+                plan = tuple(self.planner.plan(request, self.plan_length))
+            if self.subgoals and self.competence > 0.0:
+                subgoal = self.planner.subgoal(request)
         logits = [0.0] * len(values)
         logits[chosen] = self.sharpness
         claim = getattr(self.planner, "confidence", None)
         scale = 1.0 if claim is None else claim(request)
-        return Advice(tuple(logits), self.confidence * scale, plan=tuple(plan))
+        return Advice(tuple(logits), self.confidence * scale, plan=plan, subgoal=subgoal)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""

@@ -35,6 +35,7 @@ from lore_torchrl.configs.lore import (
     PlannerConfig,
     PriorNetConfig,
     SamplingConfig,
+    SubgoalConfig,
     TemperatureConfig,
     ValueEnsembleConfig,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "ScriptedAdvisorConfig",
     "StaleAdvisorConfig",
     "StudyConfig",
+    "SubgoalConfig",
     "TemperatureConfig",
     "TrainConfig",
     "TruncatedAdvisorConfig",

@@ -285,6 +285,30 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 
 
 @dataclass
+class SubgoalConfig(Settings, prefix="lore.subgoal"):
+    """Bonus for reaching the subgoals that the advisor names."""
+
+    enabled: bool = setting(False, "Whether there is one.")
+    scale: float = setting(
+        0.1,
+        "Bonus of a subgoal's first time in the run; of the n-th it is 1/sqrt(n) of that.",
+        ge=0,
+        lt=math.inf,
+    )
+    episode_budget: float = setting(0.5, "Most bonus of one episode.", ge=0, lt=math.inf)
+    imagine: bool = setting(
+        False, "Whether a learned head also pays imagined rollouts that reach their subgoal."
+    )
+    imagine_weight: float = setting(
+        0.1, "Bonus of an imagined rollout that surely does.", ge=0, lt=math.inf
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.enabled or not self.imagine, "imagine", "it needs enabled=true")
+
+
+@dataclass
 class PlannerConfig(Settings, prefix="lore.planner"):
     """Planning in the latent space: the first step of the best sequences acts as advice."""
 
@@ -400,6 +424,7 @@ class LoReConfig(Settings, prefix="lore"):
     value_ensemble: ValueEnsembleConfig = setting(ValueEnsembleConfig, "")
     prior_net: PriorNetConfig = setting(PriorNetConfig, "")
     planner: PlannerConfig = setting(PlannerConfig, "")
+    subgoal: SubgoalConfig = setting(SubgoalConfig, "")
     bandit: BanditConfig = setting(BanditConfig, "")
     sampling: SamplingConfig = setting(SamplingConfig, "")
     features: FeaturesConfig = setting(FeaturesConfig, "")

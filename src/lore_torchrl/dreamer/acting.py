@@ -19,7 +19,7 @@ from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
 from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.lore import LoRe
-from lore_torchrl.modules import LoReActor, ValidEGreedyModule, WorldModel
+from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.service import AdviceService
 
 

@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
+from lore_torchrl import keys
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import build_acting_env, sends_image
 from lore_torchrl.dreamer.agent import DreamerAgent
@@ -74,7 +75,7 @@ def _play(
         td.set("_step", alive.squeeze(-1))
         td = env.step(td)
         outcome = td.get("next")
-        total += torch.where(alive, outcome.get("reward"), 0.0)
+        total += torch.where(alive, keys.raw_reward(outcome), 0.0)
         length += alive
         success |= alive & outcome.get("success")
         for key in getattr(adapter, "episode_keys", ()):

@@ -19,7 +19,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 from lore_torchrl.configs import DreamerConfig, LoReConfig
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
 from lore_torchrl.lore import build_actor_loss, build_lore_actor, learned_parameters
-from lore_torchrl.modules import LoReActor, WorldModel
+from lore_torchrl.modules import LoReActor
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 

@@ -12,6 +12,7 @@ from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.planner import LatentPlanner, Plan
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.subgoals import SubgoalHead
 from lore_torchrl.modules.temperature import TemperatureAligner
 from lore_torchrl.modules.world import WorldModel
 
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "PriorNet",
     "RunningScale",
+    "SubgoalHead",
     "TemperatureAligner",
     "UncertaintyGate",
     "ValidEGreedyModule",

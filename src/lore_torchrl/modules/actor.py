@@ -21,6 +21,7 @@ from lore_torchrl.modules.gate import GateOutput, UncertaintyGate
 from lore_torchrl.modules.mixing import LogitMixer, Mixture
 from lore_torchrl.modules.planner import LatentPlanner
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.subgoals import SubgoalHead
 from lore_torchrl.modules.world import WorldModel
 from lore_torchrl.policies import CategoricalPolicy
 
@@ -91,6 +92,7 @@ class LoReActor(TensorDictModuleBase):
         planner: Plans in the latent space, from that advice or without. Default: ``None``.
         world: What each action leads to, for discrete ones. Default: ``None``.
         value_temperature: :math:`\tau`, in units of the return. Default: ``1.0``.
+        subgoal_head: Head for the losses, which take their parts from here. Default: ``None``.
 
     Raises:
         TypeError: If ``actor`` is not a stock one.
@@ -129,6 +131,7 @@ class LoReActor(TensorDictModuleBase):
         planner: LatentPlanner | None = None,
         world: WorldModel | None = None,
         value_temperature: float = 1.0,
+        subgoal_head: SubgoalHead | None = None,
     ):
         super().__init__()
         mixer.policy.check(actor)
@@ -158,6 +161,7 @@ class LoReActor(TensorDictModuleBase):
         self.planner = planner
         self.world = world
         self.value_temperature = value_temperature
+        self.subgoal_head = subgoal_head
         # Logits, or location and scale.
         self.policy_keys = list(actor[-1].in_keys)
         self.in_keys = [*actor.in_keys, *keys.ADVICE_KEYS]

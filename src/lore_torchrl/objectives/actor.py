@@ -21,6 +21,7 @@ from lore_torchrl.modules.gate import UncertaintyGate
 from lore_torchrl.modules.imagination import ImaginationActor
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
+from lore_torchrl.modules.subgoals import SubgoalHead
 from lore_torchrl.objectives.imitation import imitation_weight
 
 # Sums of weights below this are divided by as much, so that one small gain in a batch does not
@@ -90,6 +91,9 @@ class LoReActorLoss(LossModule):
             Default: ``None``, the critic.
         dyna_weight: Weight :math:`\lambda_y` of :meth:`imagined_terms`, which
             :class:`~lore_torchrl.objectives.LoReDreamerV3Loss` adds. Default: ``0.0``.
+        subgoal_head: Pays imagined rollouts that reach the subgoal of the state that they begin
+            in, ``loss_lore_subgoal``; in the composed loss alone, which knows that subgoal.
+            Default: ``None``.
 
     Raises:
         TypeError: If ``actor_loss`` or its actor is not a stock one.
@@ -137,6 +141,7 @@ class LoReActorLoss(LossModule):
         disagreement: LatentDisagreement | None = None,
         value_ensemble: ValueEnsemble | None = None,
         dyna_weight: float = 0.0,
+        subgoal_head: SubgoalHead | None = None,
     ):
         super().__init__()
         if not isinstance(actor_loss, DreamerV3ActorLoss | DreamerActorLoss):
@@ -181,6 +186,9 @@ class LoReActorLoss(LossModule):
         self.disagreement = disagreement
         self.value_ensemble = value_ensemble
         self.dyna_weight = dyna_weight
+        self.subgoal_head = subgoal_head
+        # Of the states that imagination begins in, [N, G]: set by the composed loss.
+        self.subgoal: Tensor | None = None
         # Whether a composed loss hands over the advice, which the input then lacks.
         self.composed = False
         delta_end = c.delta if c.delta_end is None else c.delta_end
@@ -282,9 +290,28 @@ class LoReActorLoss(LossModule):
         if self.dyna_weight and self.composed:
             # The composed loss knows what was returned from there, and takes them out again.
             losses[keys.IMAGINED] = imagined.select(*_FIRST_STEPS)[..., 0]
+        if self.subgoal is not None:
+            losses.set("loss_lore_subgoal", self._subgoal_term(imagined))
         if advice is not None:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
+
+    def _subgoal_term(self, imagined: TensorDictBase) -> Tensor:
+        """Return a policy-gradient loss of the bonuses that are ahead of each imagined step.
+
+        Their baseline is the mean over the rollouts that have a subgoal.
+        """
+        names = self.tensor_keys
+        reached = (imagined.get(("next", name)) for name in (names.state, names.belief))
+        bonus = self.subgoal_head.bonus(*reached, self.subgoal)
+        ahead = bonus.flip(-1).cumsum(-1).flip(-1)
+        named = self.subgoal.sum(-1, keepdim=True)
+        baseline = (named * ahead).sum(0) / named.sum().clamp_min(1.0)
+        weight = imagined.get(self.actor_loss.tensor_keys.discount_weight).squeeze(-1)
+        action = imagined.get("action").detach()
+        log_prob = self.mixer.policy.log_prob(self._policy(imagined), action)
+        advantage = named * (ahead - baseline) / self.return_scale()
+        return -(weight * log_prob * advantage.detach()).mean()
 
     def advice_terms(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the LoRe terms alone, on real states; see :meth:`weigh`."""

@@ -41,7 +41,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             the returns that are imitated too.
 
     What the actor loss holds beside the actor learns here too, on the posterior states:
-    ``prior_net`` the advice, ``disagreement`` what comes next, ``value_ensemble`` the returns.
+    ``prior_net`` the advice, ``disagreement`` what comes next, ``value_ensemble`` the returns,
+    ``subgoal_head`` which subgoals are true.
     None of them gives the world model, the critic or the actor a gradient.
 
     Raises:
@@ -94,6 +95,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             own.append(("next", keys.RETURN))
         if self.actor_loss.config.imitation_weight:
             own.append(keys.IMITATION)
+        if self.actor_loss.subgoal_head is not None:
+            own += [("next", keys.SUBGOAL), ("next", keys.REACHED)]
         return [*_stock_in_keys(self), *own]
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
@@ -101,8 +104,14 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
         The sample holds sequences ``[batch, time]`` with advice under ``"next"``.
         """
+        actor_loss, head = self.actor_loss, self.actor_loss.subgoal_head
+        if head is not None:
+            actor_loss.subgoal = sample.get(("next", keys.SUBGOAL)).flatten(0, 1)
         result = super().forward(sample)
-        context, actor_loss = result.get(self.tensor_keys.replay_context), self.actor_loss
+        context = result.get(self.tensor_keys.replay_context)
+        if head is not None:
+            latent = (context.get(key) for key in (self.tensor_keys.state, self.tensor_keys.belief))
+            result.update(head.loss(*latent, sample.get(("next", keys.REACHED))))
         if actor_loss.disagreement is not None:
             latent = (context.get(key) for key in (self.tensor_keys.state, self.tensor_keys.belief))
             is_init = sample.get(self.tensor_keys.is_init)

@@ -30,9 +30,12 @@ class LateAdvice:
     """Remembers where the rows of open questions are stored, and writes their answers there.
 
     A row is open if :func:`is_open` holds for its entries under ``"next"``. Its answer
-    replaces logits, confidence and mask there and clears the fallback, unless the slot has
+    replaces logits, confidence and mask there, and which actions are valid, and clears the fallback, unless the slot has
     been overwritten since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
+
+    Args:
+        action_mask: Whether the rows hold ``llm_action_mask``. Default: ``False``.
 
     Attributes:
         max_rows: Rows that wait; those of the oldest questions are given up first. Default:
@@ -41,7 +44,8 @@ class LateAdvice:
 
     max_rows = 100_000
 
-    def __init__(self) -> None:
+    def __init__(self, *, action_mask: bool = False) -> None:
+        self.action_mask = action_mask
         self.written = 0
         self.missed = 0
         # By question, oldest first: buffer, slot in it, and the slot's generation.
@@ -81,18 +85,21 @@ class LateAdvice:
             return 0
         ids, places, advices = zip(*late, strict=True)
         buffer_ids, index, generation = torch.tensor(places).unbind(1)
+        logits = torch.tensor([a.logits for a in advices], dtype=torch.float32)
+        patch = {
+            keys.PRIOR_LOGITS: logits,
+            keys.CONFIDENCE: torch.tensor([[float(a.confidence)] for a in advices]),
+            keys.MASK: torch.ones(len(index), 1, dtype=torch.bool),
+            keys.ADVICE_ID: torch.tensor(ids).unsqueeze(-1),
+            keys.FALLBACK: torch.zeros(len(index), 1, dtype=torch.bool),
+        }
+        if self.action_mask:
+            everything = (True,) * logits.shape[1]
+            patch[keys.ACTION_MASK] = torch.tensor([a.valid or everything for a in advices])
         result = replay.update_if_present(
             index=TensorDict({"buffer_ids": buffer_ids, "index": index}, [len(index)]),
             generation=generation,
-            patch={
-                ("next", keys.PRIOR_LOGITS): torch.tensor(
-                    [a.logits for a in advices], dtype=torch.float32
-                ),
-                ("next", keys.CONFIDENCE): torch.tensor([[float(a.confidence)] for a in advices]),
-                ("next", keys.MASK): torch.ones(len(index), 1, dtype=torch.bool),
-                ("next", keys.ADVICE_ID): torch.tensor(ids).unsqueeze(-1),
-                ("next", keys.FALLBACK): torch.zeros(len(index), 1, dtype=torch.bool),
-            },
+            patch={("next", key): value for key, value in patch.items()},
         )
         written = int(result.updated.sum())
         self.written += written

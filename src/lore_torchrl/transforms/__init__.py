@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from lore_torchrl.transforms.advice import AdviceTransform
+from lore_torchrl.transforms.subgoals import SubgoalBonus
 
-__all__ = ["AdviceTransform"]
+__all__ = ["AdviceTransform", "SubgoalBonus"]

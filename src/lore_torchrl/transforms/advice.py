@@ -57,8 +57,8 @@ class AdviceTransform(Transform):
     rollouts cost nothing.
 
     Append it to the outermost, batched environment, after all transforms that may end
-    episodes. ``InitTracker``, ``RewardSum``, ``TensorDictPrimer`` and transforms that only map
-    entries one by one may follow. Its :attr:`service` saves progress.
+    episodes. ``InitTracker``, ``RewardSum``, ``TensorDictPrimer``, :class:`SubgoalBonus` and
+    transforms that only map entries one by one may follow. Its :attr:`service` saves progress.
 
     It writes ``llm_prior_logits`` ``[*B, A]`` float32, ``llm_confidence`` ``[*B, 1]`` float32,
     ``llm_mask`` ``[*B, 1]`` bool, ``llm_advice_id`` ``[*B, 1]`` int64 and ``llm_fallback``
@@ -91,6 +91,9 @@ class AdviceTransform(Transform):
             ``describer.things(row, observation)``, where it has that method). Default: ``0``, none.
         action_mask: Whether to write ``llm_action_mask`` ``[*B, A]`` bool, the actions that the
             advisor calls valid, all where it says nothing. Default: ``False``.
+        subgoals: Whether to write ``llm_subgoal`` ``[*B, G]`` float32, one-hot over
+            ``describer.subgoals``: what the advice for this observation names, zeros where it
+            names none, or none of them. Default: ``False``.
         noop_filter: Whether to filter no-ops: advice no longer serves a situation in which its
             action was taken, gained no reward and left ``cache_key`` as it was. For
             describers whose key tells all that an action may change. Default: ``True``.
@@ -119,6 +122,7 @@ class AdviceTransform(Transform):
         noop_filter: bool = True,
         plan_horizon: int = 0,
         action_mask: bool = False,
+        subgoals: bool = False,
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(f"AdviceTransform needs an AdviceService, got {service!r}.")
@@ -136,10 +140,13 @@ class AdviceTransform(Transform):
                 )
         if abstract_states and not hasattr(describer, "abstract_state"):
             raise ValueError("abstract_states=True needs a describer with abstract_state().")
+        if subgoals and not getattr(describer, "subgoals", ()):
+            raise ValueError("subgoals=True needs a describer that names its subgoals.")
         if service.policy.td_spike is not None and value_key is None:
             raise ValueError("The call policy has td_spike, but value_key=None: name the value.")
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
         out_keys += [keys.PLAN] * bool(plan_horizon) + [keys.ACTION_MASK] * action_mask
+        out_keys += [keys.SUBGOAL] * subgoals
         super().__init__(in_keys=in_keys, out_keys=out_keys)
         self.service = service
         self.describer = describer
@@ -153,6 +160,7 @@ class AdviceTransform(Transform):
         self.abstract_states = has_states if abstract_states is None else abstract_states
         self.noop_filter = noop_filter
         self.plan_horizon = plan_horizon
+        self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
         anchors = getattr(describer, "anchors", None)
@@ -164,8 +172,8 @@ class AdviceTransform(Transform):
         self._rows = self._make_rows(0)
 
     def _make_rows(self, rows: int) -> _Rows:
-        horizon = self.plan_horizon
-        return _Rows(rows, self._n_actions, horizon, valid=keys.ACTION_MASK in self.out_keys)
+        valid = keys.ACTION_MASK in self.out_keys
+        return _Rows(rows, self._n_actions, self.plan_horizon, self.subgoals, valid=valid)
 
     def clone(self) -> AdviceTransform:
         """Return a copy without environment that shares the service but no rows."""
@@ -202,6 +210,9 @@ class AdviceTransform(Transform):
             observation_spec[keys.PLAN] = Bounded(-1, self._n_actions, dtype=torch.int64, **plan)
         if keys.ACTION_MASK in self.out_keys:
             observation_spec[keys.ACTION_MASK] = Binary(dtype=torch.bool, **logits)
+        if self.subgoals:
+            names = logits | {"shape": (*batch, len(self.subgoals))}
+            observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, dtype=torch.float32, **names)
         return observation_spec
 
     def _check_batched_worker_compat(self) -> None:
@@ -221,7 +232,8 @@ class AdviceTransform(Transform):
             kind = type(later)
             maps_entries = kind._step is Transform._step and kind._call is Transform._call
             ends = set(later.out_keys or ()) & set(self.parent.done_keys)
-            if kind not in _HARMLESS and (ends or not maps_entries):
+            harmless = kind in _HARMLESS or getattr(kind, "follows_advice", False)
+            if not harmless and (ends or not maps_entries):
                 raise RuntimeError(
                     f"AdviceTransform stands before {kind.__name__}, which may end episodes: "
                     "advice would be asked for terminal observations. Append AdviceTransform last."
@@ -261,7 +273,9 @@ class AdviceTransform(Transform):
             raise RuntimeError(f"Reset with {len(self._rows)} rows, stepped with {rows}.")
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
         parent = self.parent
-        reward = _flat_rows(_entry(next_tensordict, parent.reward_key), rows).sum(1)
+        learned = _flat_rows(_entry(next_tensordict, parent.reward_key), rows).sum(1)
+        raw = next_tensordict.get(keys.RAW_REWARD, None)
+        reward = learned if raw is None else _flat_rows(raw, rows).sum(1)
         done = _any_true(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
@@ -271,7 +285,8 @@ class AdviceTransform(Transform):
         td_errors = None
         if self._armed and self.value_key is not None:
             values = _scalars(_entry(tensordict, self.value_key), rows, self.value_key)
-            td_errors = self._rows.td_errors(values, reward, self.discount)
+            # The critic's values are of the reward that it learns from.
+            td_errors = self._rows.td_errors(values, learned, self.discount)
         stepped = ~self._rows.ended  # the others had ended before
         self._rows.ended |= done
         signals = StepSignals(
@@ -414,7 +429,9 @@ def _flatten(transform: Transform) -> Iterator[Transform]:
 class _Rows:
     """Advice for the observation of each row, and the state of its episode."""
 
-    def __init__(self, rows: int, n_actions: int, horizon: int, *, valid: bool) -> None:
+    def __init__(
+        self, rows: int, n_actions: int, horizon: int, subgoals: tuple[str, ...], *, valid: bool
+    ) -> None:
         # What is written, [rows, ...] each.
         self.entries = {
             keys.PRIOR_LOGITS: np.zeros((rows, n_actions), dtype=np.float32),
@@ -427,6 +444,9 @@ class _Rows:
             self.entries[keys.PLAN] = np.full((rows, horizon), -1, dtype=np.int64)
         if valid:
             self.entries[keys.ACTION_MASK] = np.ones((rows, n_actions), dtype=bool)
+        self.subgoals = subgoals
+        if subgoals:
+            self.entries[keys.SUBGOAL] = np.zeros((rows, len(subgoals)), dtype=np.float32)
         self.plans = [PlanFollower() for _ in range(rows if horizon else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
@@ -474,6 +494,8 @@ class _Rows:
             entries[keys.PLAN][row, : len(steps)] = steps
         if keys.ACTION_MASK in entries and advice.valid:
             entries[keys.ACTION_MASK][row] = advice.valid
+        if advice.subgoal in self.subgoals:
+            entries[keys.SUBGOAL][row, self.subgoals.index(advice.subgoal)] = 1.0
 
 
 def _entry(tensordict: TensorDictBase, key: NestedKey) -> Any:

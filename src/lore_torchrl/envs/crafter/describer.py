@@ -48,6 +48,7 @@ class CrafterDescriber(MemorylessDescriber):
 
     in_keys = ("view", "inventory", "stance", "achievements")
     actions = ACTIONS
+    subgoals = tuple(name.replace("_", " ") for name in ACHIEVEMENTS)
 
     def __init__(self, *, image: bool = False) -> None:
         self.image = image
@@ -108,6 +109,10 @@ class CrafterDescriber(MemorylessDescriber):
         asleep, facing = str(int(here.asleep)), DIRECTION_NAMES[here.facing]
         return "|".join((",".join(low), ",".join(able), asleep, facing, ahead, nearest))
 
+    def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
+        """Return which of :attr:`subgoals`, the achievements, this episode has unlocked."""
+        return {self.subgoals[index] for index in np.flatnonzero(observation["achievements"])}
+
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the question about this situation."""
         here = Situation.read(observation)
@@ -142,6 +147,7 @@ class CrafterDescriber(MemorylessDescriber):
             image=_draw(here) if self.image else None,
             action_meanings=_meanings(),
             mission="stay alive and unlock as many of the achievements as you can",
+            subgoals=self.subgoals,
         )
 
 

@@ -22,6 +22,17 @@ OPEN, CLOSED, LOCKED = STATE_TO_IDX.values()
 PICKABLE = (KEY, BALL, BOX)
 ACTIONS = tuple(action.name for action in Actions)
 
+_THINGS = (KEY, BALL, BOX, DOOR, GOAL)
+#: What an observation alone can tell: see :meth:`MiniGridDescriber.reached`.
+SUBGOALS = (
+    *(f"see the {OBJECTS[kind]}" for kind in _THINGS),
+    *(f"face the {OBJECTS[kind]}" for kind in _THINGS),
+    *(f"hold the {OBJECTS[kind]}" for kind in PICKABLE),
+    "carry nothing",
+    "open the door",
+    "open the locked door",
+)
+
 _NOTABLE = (DOOR, *PICKABLE, GOAL, LAVA)
 _SYMBOLS = {
     **{UNSEEN: "?", EMPTY: ".", FLOOR: ".", WALL: "#", KEY: "K"},
@@ -112,6 +123,7 @@ class MiniGridDescriber:
     """
 
     in_keys = ("image", "direction", "mission")
+    subgoals = SUBGOALS
 
     def __init__(
         self,
@@ -187,9 +199,26 @@ class MiniGridDescriber:
 
     def things(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return the doors, objects, goals and lava in view, whatever state a door is in."""
-        found = _view(observation).reshape(-1, 3)
-        found = found[np.isin(found[:, 0], _NOTABLE)]
-        return {f"{kind} {color}" for kind, color, _ in found.tolist()}
+        return {f"{kind} {color}" for kind, color, _ in _things(_view(observation)).tolist()}
+
+    def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
+        """Return which of :attr:`subgoals` are true of an observation.
+
+        A thing is seen in the view, faced in the cell ahead; a door is open in view, and if it has
+        the color of the key carried it was the locked one.
+        """
+        view = _view(observation)
+        kinds, carrying = set(_things(view)[:, 0].tolist()), carried_object(view)
+        ahead = view[view.shape[0] // 2, view.shape[1] - 2, 0]
+        found = {f"see the {OBJECTS[kind]}" for kind in kinds}
+        found |= {f"face the {OBJECTS[ahead]}"}
+        found.add("carry nothing" if carrying is None else f"hold the {OBJECTS[carrying[0]]}")
+        doors = view[(view[..., 0] == DOOR) & (view[..., 2] == OPEN)]
+        if len(doors):
+            found.add("open the door")
+        if any(carrying == (KEY, color) for color in doors[:, 1].tolist()):
+            found.add("open the locked door")
+        return found.intersection(SUBGOALS)
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
@@ -226,6 +255,7 @@ class MiniGridDescriber:
             },
             action_meanings=self.meanings,
             mission=mission,
+            subgoals=self.subgoals,
             image=_draw(cells, position) if self.image else None,
         )
 
@@ -238,6 +268,13 @@ class MiniGridDescriber:
         if row not in self._rows:
             raise RuntimeError(f"Row {row} has no map yet: observe() comes before questions.")
         return self._rows[row].egocentric()
+
+
+def _things(view: np.ndarray) -> np.ndarray:
+    """Return the codes ``[N, 3]`` of the things in view, what the agent carries aside."""
+    seen = np.isin(view[..., 0], _NOTABLE)
+    seen[view.shape[0] // 2, -1] = False
+    return view[seen]
 
 
 def carried_object(image: np.ndarray) -> tuple[int, int] | None:

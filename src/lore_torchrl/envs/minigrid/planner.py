@@ -127,6 +127,25 @@ class MiniGridPlanner:
             read = now, task, sight
         return steps
 
+    def subgoal(self, request: AdviceRequest) -> str:
+        """Return the current sub-goal by its name in the describer's ``subgoals``, or ``""``."""
+        read = _read(request)
+        goal = None if read is None else _choose(*read[:2], **read[2])
+        if goal is None:
+            return ""
+        now, task, _ = read
+        if goal.action == "drop":
+            return "carry nothing"
+        cells = [now.at(cell) for cell in goal.targets]
+        if goal.action == "look" or not cells:
+            return f"see the {OBJECTS[task.kind]}"
+        kind = OBJECTS[cells[0][0]]
+        if goal.action == "toggle" and kind == "door":
+            locked = any(state == LOCKED for _, _, state in cells)
+            return "open the locked door" if locked else "open the door"
+        verb = {"pickup": "hold", "forward": "face", "done": "face"}.get(goal.action)
+        return "" if verb is None else f"{verb} the {kind}"
+
 
 def _read(request: AdviceRequest) -> tuple[_Situation, _Task, dict[str, Any]] | None:
     """Return situation, task and reach of sight, ``None`` where the planner does not cover them."""

@@ -1,0 +1,162 @@
+"""The transform that pays a bonus where the advisor's subgoal is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.tensor_specs import Bounded, Composite, Unbounded
+from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms.utils import _get_reset
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.transforms.advice import _row_values
+
+
+class SubgoalBonus(Transform):
+    r"""Adds a bonus to the reward where a row reaches its subgoal, once an episode and subgoal.
+
+    A row's subgoal :math:`g` is the latest that advice has named in this episode, as long as it is
+    open: not true of the observation, and not reached in this episode before. With
+    :math:`n_g` how often it has been reached so far in the run, this time included, a step becomes
+
+    .. math::
+        r + \min\bigl(\mathtt{scale} / \sqrt{n_g},\; B - \textstyle\sum b\bigr)
+            \quad\text{where } g \text{ is true of the next observation}
+
+    with :math:`B` the ``episode_budget`` and :math:`\sum b` the episode's bonuses before. Goals
+    from a language model, with novelty: ELLM, https://arxiv.org/abs/2302.06692; DLLM,
+    https://arxiv.org/abs/2406.07381.
+
+    It stands after an :class:`AdviceTransform` with ``subgoals=True`` and writes ``llm_subgoal``
+    ``[*B, G]`` float32, one-hot, zeros where none is open; ``llm_reached`` ``[*B, G]`` float32,
+    which are true of the observation; and ``raw_reward`` ``[*B, 1]``, the environment's own reward,
+    unless a transform before it has: 0 at a reset.
+
+    Args:
+        describer: Its ``reached(row, observation)`` returns which of its ``subgoals`` are true of
+            an observation, by that alone.
+
+    Keyword Args:
+        scale: Bonus of the first time. Default: ``0.1``.
+        episode_budget: Most bonus of one episode. Default: ``0.5``.
+
+    Raises:
+        TypeError: If the describer has no ``subgoals`` or no ``reached()``.
+        ValueError: If a number is negative or not finite.
+    """
+
+    follows_advice = True
+
+    counts: Tensor
+    paid: Tensor
+    steps: Tensor
+
+    def __init__(
+        self, describer: Describer, *, scale: float = 0.1, episode_budget: float = 0.5
+    ) -> None:
+        self.names = subgoals_of(describer)
+        for name, value in {"scale": scale, "episode_budget": episode_budget}.items():
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {value}.")
+        super().__init__(
+            in_keys=list(describer.in_keys), out_keys=[keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD]
+        )
+        self.describer = describer
+        self.scale, self.episode_budget = scale, episode_budget
+        # Times that each was reached; for the log, all bonuses and steps.
+        self.register_buffer("counts", torch.zeros(len(self.names)))
+        self.register_buffer("paid", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self._done = self._current = self._spent = torch.zeros(0)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the entries."""
+        batch, device = observation_spec.shape, observation_spec.device
+        true = {"shape": (*batch, len(self.names)), "dtype": torch.float32, "device": device}
+        observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, **true)
+        observation_spec[keys.REACHED] = Bounded(0.0, 1.0, **true)
+        observation_spec[keys.RAW_REWARD] = Unbounded(
+            shape=(*batch, 1), dtype=torch.float32, device=device
+        )
+        return observation_spec
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        reached = self._reached(tensordict_reset)
+        begins = _get_reset(self.parent.reset_keys[0], tensordict).view(*reached.shape[:-1], 1)
+        if self._done.shape != reached.shape:
+            self._done, self._current = torch.zeros_like(reached), torch.zeros_like(reached)
+            self._spent = torch.zeros_like(reached[..., :1])
+        for rows in (self._done, self._current, self._spent):
+            rows.masked_fill_(begins, 0.0)
+        advised = tensordict_reset.get(keys.SUBGOAL)
+        self._current = torch.where(begins, advised, self._current)
+        tensordict_reset.set(keys.RAW_REWARD, torch.zeros_like(self._spent))
+        return self._write(tensordict_reset, reached)
+
+    _reset_on_native_autoreset = _reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reached, key = self._reached(next_tensordict), self.parent.reward_key
+        hit = self._current * reached
+        self._done = torch.maximum(self._done, hit)
+        self.counts += hit.flatten(0, -2).sum(0)
+        # The bonus of a step is of at most one subgoal.
+        bonus = (hit * self.scale * self.counts.clamp_min(1.0).rsqrt()).sum(-1, keepdim=True)
+        bonus = torch.minimum(bonus, (self.episode_budget - self._spent).clamp_min(0.0))
+        self._spent = self._spent + bonus
+        self.paid += bonus.sum()
+        self.steps += bonus.numel()
+        reward = next_tensordict.get(key)
+        if keys.RAW_REWARD not in next_tensordict:
+            next_tensordict.set(keys.RAW_REWARD, reward)
+        next_tensordict.set(key, reward + bonus.view(reward.shape).to(reward))
+        advised = next_tensordict.get(keys.SUBGOAL)
+        named = advised.any(-1, keepdim=True)
+        self._current = torch.where(named, advised, self._current)
+        return self._write(next_tensordict, reached)
+
+    def _write(self, tensordict: TensorDictBase, reached: Tensor) -> TensorDictBase:
+        self._current = self._current * (1.0 - self._done) * (1.0 - reached)
+        # Collectors keep what they are given by reference.
+        return tensordict.set(keys.SUBGOAL, self._current.clone()).set(keys.REACHED, reached)
+
+    def _reached(self, tensordict: TensorDictBase) -> Tensor:
+        """Return which subgoals are true of each row's observation, ``[*B, G]``."""
+        columns = {key: _row_values(tensordict, key) for key in self.in_keys}
+        found = [
+            self.describer.reached(row, {key: values[row] for key, values in columns.items()})
+            for row in range(tensordict.numel())
+        ]
+        rows = [[float(name in one) for name in self.names] for one in found]
+        return torch.tensor(rows, device=tensordict.device).view(*tensordict.batch_size, -1)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Refuse: a bonus belongs to an episode under way, not to stored data."""
+        raise NotImplementedError("Put SubgoalBonus on the environment, not the replay buffer.")
+
+    def stats(self) -> dict[str, float]:
+        """Return for the log how often subgoals were reached, and the mean bonus of a step."""
+        mean = self.paid / self.steps.clamp_min(1)
+        return {"reached": self.counts.sum().item(), "bonus": mean.item()}
+
+
+def subgoals_of(describer: Describer) -> Sequence[str]:
+    """Return the names of a describer's subgoals.
+
+    Raises:
+        TypeError: If it has none, or cannot tell which are reached.
+    """
+    names = getattr(describer, "subgoals", ())
+    if not names or not callable(getattr(describer, "reached", None)):
+        raise TypeError(
+            f"{type(describer).__name__} has no subgoals with reached(row, observation): give it "
+            "both, or set lore.subgoal.enabled=false."
+        )
+    return names
