@@ -18,11 +18,13 @@ from tiny_run import planner, tiny_config  # noqa: E402
 
 from lore_torchrl.configs import (  # noqa: E402
     CallsConfig,
+    FeaturesConfig,
     GateConfig,
     LoggerConfig,
     LoReConfig,
     LossConfig,
     PriorNetConfig,
+    ProgressConfig,
 )
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
@@ -64,6 +66,8 @@ def logged(tmp_path_factory) -> set[str]:
             distillation_weight=0.3,
             beta_imagine_max=0.25,
         ),
+        features=FeaturesConfig(enabled=True),
+        progress=ProgressConfig(enabled=True),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
     folder = tmp_path_factory.mktemp("run")

@@ -28,9 +28,16 @@ number of actions.
 | :data:`IMITATION_WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
 | :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
+| :data:`FEATURES` | ``[*B, K]`` | float32 | features by programs, zeros where there are none |
+| :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where no program computed any |
+| :data:`CODE_ID` | ``[*B, 1]`` | int64 | number of those programs, 0 for none |
+| :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 """
 
 from __future__ import annotations
+
+from tensordict import TensorDictBase
+from torch import Tensor
 
 PRIOR_LOGITS = "llm_prior_logits"
 CONFIDENCE = "llm_confidence"
@@ -67,3 +74,22 @@ COEFFICIENT = "lore_coefficient"
 ORIGIN_NONE = 0
 ORIGIN_ADVISOR = 1
 ORIGIN_PRIOR_NET = 2
+
+FEATURES = "llm_features"
+FEATURES_MASK = "llm_features_mask"
+CODE_ID = "llm_code_id"
+FEATURE_KEYS = (FEATURES, FEATURES_MASK, CODE_ID)
+RAW_REWARD = "raw_reward"
+
+
+def raw_reward(following: TensorDictBase) -> Tensor:
+    """Return the environment's own reward of a step, whether or not ``reward`` is shaped.
+
+    Whatever measures an agent reads this. What is compared with the critic, which learns from
+    ``reward``, reads ``reward``.
+
+    Args:
+        following: The ``"next"`` of a step or of a batch of steps.
+    """
+    reward = following.get(RAW_REWARD, None)
+    return following.get("reward") if reward is None else reward

@@ -113,6 +113,10 @@ class Describer(Protocol):
     :meth:`observe` is called once for each new observation of it, before :meth:`cache_key`
     and :meth:`request`.
 
+    For programs (:mod:`lore_torchrl.sandbox`) a describer also has ``program_view(row,
+    observation)``, what it tells as plain Python data, and ``program_fields``, the meaning of
+    each name in it.
+
     For continuous actions, a describer also has ``anchors``: the action ``[A]`` that each of
     its names means. :meth:`observe` then gets the index of the nearest one.
     """

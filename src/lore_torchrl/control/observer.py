@@ -44,9 +44,9 @@ class AdviceObserver:
         self._renewed = used_up
 
     def _tell(self, batch: TensorDictBase) -> None:
-        reward, done, steps = (
-            batch.get(("next", key)).squeeze(-1).cpu() for key in ("reward", "done", "step_count")
-        )
+        following = batch.get("next")
+        rows = keys.raw_reward(following), *(following.get(k) for k in ("done", "step_count"))
+        reward, done, steps = (value.squeeze(-1).cpu() for value in rows)
         ends = self.bandit.ends(done, steps)
         # Of the segment under way in each environment: return, length and divergence.
         steps = torch.stack((reward, torch.ones_like(reward), batch.get(keys.KL).squeeze(-1).cpu()))

@@ -195,7 +195,7 @@ class MetricsHook(TrainerHookBase):
 
     def collected(self, batch: TensorDictBase) -> dict[str, Any]:
         """Follow episodes and note the batch's metrics; feed the progress bar."""
-        reward = batch.get(("next", "reward")).squeeze(-1).cpu()
+        reward = keys.raw_reward(batch.get("next")).squeeze(-1).cpu()
         done = batch.get(("next", "done")).squeeze(-1).cpu()
         success = batch.get(("next", "success")).squeeze(-1).cpu()
         for step in range(reward.shape[1]):

@@ -113,6 +113,8 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.gate.hysteresis": bool(gate.hysteresis),
         "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
         "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
+        "lore.features": [lore.features.enabled, lore.features.columns],
+        "lore.progress": lore.progress.enabled,
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
     }
@@ -245,6 +247,9 @@ def _register_hooks(
         trainer.register_op("batch_process", lore.observe)
         trainer.register_module("advice_control", lore.observer)
         gauges.append(lore.stats)
+    if acting.programs is not None:
+        trainer.register_module("programs", acting.programs)
+        gauges.append(acting.programs.stats)
     health = build_health(c, trainer.total_frames, run.agent)
     if health is not None:
         gauges.append(partial(count_nonfinite, loss))
@@ -272,7 +277,13 @@ def _register_hooks(
         trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
         partial(
-            evaluate, c, adapter, run.agent, acting.lore, stopped=partial(_interrupted, trainer)
+            evaluate,
+            c,
+            adapter,
+            run.agent,
+            acting.lore,
+            programs=acting.programs,
+            stopped=partial(_interrupted, trainer),
         ),
         run.logger,
         interval=c.evaluation.interval,

@@ -306,7 +306,7 @@ class _Player:
             kl=scalar(keys.KL, 0.0),
             uncertainty=parts,
             value=float(value),
-            reward=float(td["next", "reward"]),
+            reward=float(keys.raw_reward(td["next"])),
         )
 
     def _choices(self, td: TensorDictBase, policy_keys: Sequence[str]) -> tuple[float, ...]:

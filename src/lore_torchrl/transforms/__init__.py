@@ -1,7 +1,9 @@
-"""TorchRL transforms that bring advice into the data of an environment."""
+"""TorchRL transforms that bring advice and programs into the data of an environment."""
 
 from __future__ import annotations
 
 from lore_torchrl.transforms.advice import AdviceTransform
+from lore_torchrl.transforms.features import ProgramFeatures
+from lore_torchrl.transforms.progress import ProgressShaping
 
-__all__ = ["AdviceTransform"]
+__all__ = ["AdviceTransform", "ProgramFeatures", "ProgressShaping"]
