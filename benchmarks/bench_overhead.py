@@ -96,7 +96,7 @@ def _advice(shape: tuple[int, ...], device: torch.device) -> dict[str, torch.Ten
         "llm_confidence": torch.ones(*shape, 1, device=device),
         "llm_mask": torch.rand(*shape, 1, device=device) < 0.5,
         keys.ACTION_MASK: torch.rand(*shape, NUM_ACTIONS, device=device) < 0.5,
-        keys.FEATURES: torch.randn(*shape, FeaturesConfig().num_features, device=device),
+        keys.FEATURES: torch.randn(*shape, FeaturesConfig().columns, device=device),
         keys.FEATURES_MASK: torch.ones(*shape, 1, dtype=torch.bool, device=device),
     }
 
@@ -184,7 +184,7 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int):
         dreamer,
         observation_dim=OBSERVATION_DIM,
         num_actions=NUM_ACTIONS,
-        features_dim=lore.features.num_features if lore and lore.features.enabled else None,
+        features_dim=lore.features.columns if lore and lore.features.enabled else None,
         device=device,
     )
     lore = lore if lore and lore.enabled else None

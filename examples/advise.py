@@ -5,6 +5,8 @@ Examples::
     python examples/advise.py env=doorkey5x5 advisor=scripted
     python examples/advise.py env=doorkey5x5 advisor=openai steps=12
     python examples/advise.py advisor=vllm advisor.model=my-model advisor.mode=json
+    python examples/advise.py program=progress
+    python examples/advise.py program=features advisor=vllm advisor.model=my-model
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from lore_torchrl.advisors.show import ask_once
 from lore_torchrl.configs import register_configs
 from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.advice import build_advisor
+from lore_torchrl.dreamer.programs import show_program
 from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.envs.adapter import planner_of, sample_request
 
@@ -28,11 +31,19 @@ register_configs()
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="advise")
 def main(config: DictConfig) -> None:
-    """Reach a situation, ask, print; exit with 1 where there is no advice."""
+    """Reach a situation, ask, print; exit with 1 where there is no advice.
+
+    With ``program`` it asks for a program, checks and runs it; the adapter's hand-written one
+    where no server is configured.
+    """
     hide_secrets(config)
     try:
         env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
         adapter = adapter_of(env)
+        if config.program is not None:
+            report, found = show_program(config, env, adapter, advisor)
+            print(report)
+            sys.exit(0 if found else 1)
         request = sample_request(
             adapter,
             steps=config.steps,

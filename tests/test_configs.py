@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.SamplingConfig(kind="best"), "kind='best'"),
         (lambda: configs.SamplingConfig(temperature=0), "temperature=0"),
         (lambda: configs.SamplingConfig(ratio=0), "ratio=0"),
-        (lambda: configs.FeaturesConfig(num_features=0), "num_features=0"),
+        (lambda: configs.FeaturesConfig(columns=0), "columns=0"),
         (lambda: configs.MixerConfig(value_temperature=0), "value_temperature=0"),
         (lambda: configs.DisagreementConfig(num_members=1), "num_members=1"),
         (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
@@ -58,6 +58,10 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.CallsConfig(always=False, td_spike=0.5), "td_spike_low=1.0"),
         (lambda: configs.GateConfig(beta_max=-1), "beta_max=-1"),
         (lambda: configs.GateConfig(hysteresis=[0.5]), "hysteresis"),
+        (lambda: configs.FeaturesConfig(columns=0), "features.columns=0"),
+        (lambda: configs.FeaturesConfig(off_share=1.0), "features.off_share=1.0"),
+        (lambda: configs.ProgressConfig(episode_budget=0), "progress.episode_budget=0"),
+        (lambda: configs.ProgressConfig(time_limit_s=0), "progress.time_limit_s=0"),
         (lambda: configs.EpsilonConfig(eps_init=0.1, eps_end=0.2), "epsilon.eps_end=0.2"),
         (lambda: configs.DreamerConfig(belief_dim=100), "belief_dim=100"),
         (lambda: configs.DreamerConfig(batch_size=0), "batch_size=0"),
@@ -142,6 +146,14 @@ def test_the_large_model_has_the_size_that_its_file_names():
     count = sum(p.numel() for part in parts for p in part.parameters())
     said = (ROOT / "configs" / "dreamer" / "size200m.yaml").read_text()
     assert f"({round(count / 1e6)} million parameters here" in said
+
+
+@pytest.mark.parametrize("name", ["features", "progress"])
+def test_a_channel_switches_its_programs_on_and_nothing_else(name):
+    before = settings("experiment=doorkey5x5")
+    after = settings("experiment=doorkey5x5", f"channel={name}")
+    changed = {path: after[path] for path in after if after[path] != before[path]}
+    assert changed == {f"{name}.enabled": True}
 
 
 def ablations() -> list[str]:

@@ -18,12 +18,14 @@ from tiny_run import planner, tiny_config  # noqa: E402
 
 from lore_torchrl.configs import (  # noqa: E402
     CallsConfig,
+    FeaturesConfig,
     GateConfig,
     LoggerConfig,
     LoReConfig,
     LossConfig,
     PlannerConfig,
     PriorNetConfig,
+    ProgressConfig,
     SubgoalConfig,
 )
 from lore_torchrl.dreamer.run import train  # noqa: E402
@@ -70,6 +72,8 @@ def logged(tmp_path_factory) -> set[str]:
             beta_imagine_max=0.25,
         ),
         subgoal=SubgoalConfig(enabled=True, imagine=True),
+        features=FeaturesConfig(enabled=True),
+        progress=ProgressConfig(enabled=True),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
     folder = tmp_path_factory.mktemp("run")

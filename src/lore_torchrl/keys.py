@@ -35,11 +35,13 @@ number of actions.
 | :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan from here on, -1 beyond its end |
 | :data:`ACTION_MASK` | ``[*B, A]`` | bool | actions that the advisor calls valid |
 | :data:`SUBGOAL` | ``[*B, G]`` | float32 | the advisor's subgoal, one-hot over the names |
-| :data:`FEATURES` | ``[*B, K]`` | float32 | features of an observation, zeros where masked |
-| :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where there are no features |
+| :data:`FEATURES` | ``[*B, K]`` | float32 | features by programs, zeros where there are none |
+| :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where no program computed any |
+| :data:`CODE_ID` | ``[*B, 1]`` | int64 | number of those programs, 0 for none |
 | :data:`REACHED` | ``[*B, G]`` | float32 | which subgoals are true of the observation |
 | :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
+| :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 """
 
 from __future__ import annotations
@@ -56,9 +58,11 @@ ADVICE_KEYS = (PRIOR_LOGITS, CONFIDENCE, MASK)
 PLAN = "llm_plan"
 ACTION_MASK = "llm_action_mask"
 SUBGOAL = "llm_subgoal"
+REACHED = "llm_reached"
 FEATURES = "llm_features"
 FEATURES_MASK = "llm_features_mask"
-REACHED = "llm_reached"
+CODE_ID = "llm_code_id"
+FEATURE_KEYS = (FEATURES, FEATURES_MASK, CODE_ID)
 
 UNCERTAINTY = "lore_uncertainty"
 BETA = "lore_beta"

@@ -147,7 +147,7 @@ def plain():
 
 @pytest.mark.parametrize("on", [False, True])
 def test_the_settings_decide(tmp_path, on):
-    lore = LoReConfig(features=FeaturesConfig(enabled=on, num_features=3, hidden_dim=7))
+    lore = LoReConfig(features=FeaturesConfig(enabled=on, columns=3, hidden_dim=7))
     config = run_config(tmp_path, lore=lore)
     agent = build_env_agent(config, adapter_of(config.env))
     assert (keys.FEATURES in agent.observed) == on

@@ -161,6 +161,9 @@ class Describer(Protocol):
 
     For subgoals a describer also has ``subgoals``, their names, and ``reached(row, observation)``,
     the set of those that are true of this observation, by what the agent sees in it alone.
+    For programs (:mod:`lore_torchrl.sandbox`) a describer also has ``program_view(row,
+    observation)``, what it tells as plain Python data, and ``program_fields``, the meaning of
+    each name in it.
 
     For continuous actions, a describer also has ``anchors``: the action ``[A]`` that each of
     its names means. :meth:`observe` then gets the index of the nearest one.

@@ -23,7 +23,15 @@ from lore_torchrl.advisors.errors import (
     Usage,
 )
 from lore_torchrl.advisors.http import JSONClient, after_reaching
-from lore_torchrl.advisors.modes import MODES, UNSUPPORTED, ChatSettings, Mode, ProbeSchedule
+from lore_torchrl.advisors.modes import (
+    MODES,
+    UNSUPPORTED,
+    ChatSettings,
+    Mode,
+    ProbeSchedule,
+    answer_text,
+    prompt_body,
+)
 from lore_torchrl.advisors.prompt import EXTRAS, Prompt, PromptTemplate
 from lore_torchrl.advisors.redaction import Secret, redact, shown
 
@@ -206,6 +214,23 @@ class ChatAdvisor:
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
         """Ask all questions at once; each gets its advice or the error that it met."""
         return list(await asyncio.gather(*(self._answer(request) for request in requests)))
+
+    async def complete(self, prompt: Prompt) -> tuple[str, Usage]:
+        """Return what the model writes to a prompt that asks for no action, and what it cost.
+
+        Raises:
+            AdviceError: If there is no answer, with its ``usage``.
+        """
+        meter = _Meter(self)
+        settings = self.settings
+        body = prompt_body(settings, prompt.system, prompt.user, settings.max_tokens)
+        try:
+            data = await meter("/chat/completions", body | dict(settings.extra_body))
+            text = answer_text(data)
+        except AdviceError as error:
+            error.usage = meter.usage
+            raise error.bare() from None
+        return redact(text, limit=_LONGEST_RAW), meter.usage
 
     async def aclose(self) -> None:
         """Close the connections. A later question opens new ones."""

@@ -61,6 +61,21 @@ class ChatSettings:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
+def prompt_body(
+    settings: ChatSettings, system: str, content: Any, max_tokens: int
+) -> dict[str, Any]:
+    """Return the body of a chat request: a system message, which may be empty, and a user's."""
+    messages = [{"role": "user", "content": content}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    # OpenAI's newer models know only the longer name, other servers often only the older.
+    limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
+    body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
+    if settings.temperature is not None:
+        body["temperature"] = settings.temperature
+    return body
+
+
 class Mode(ABC):
     """Asks one question and reads the answer, which ``raw`` holds as the server wrote it."""
 
@@ -78,15 +93,7 @@ class Mode(ABC):
         if (image := self._image(request)) is not None:
             picture = {"type": "image_url", "image_url": {"url": image}}
             content = [{"type": "text", "text": prompt.user}, picture]
-        messages = [{"role": "user", "content": content}]
-        if prompt.system:
-            messages.insert(0, {"role": "system", "content": prompt.system})
-        # OpenAI's newer models know only the longer name, other servers often only the older.
-        limit = "max_completion_tokens" if settings.server == "openai" else "max_tokens"
-        body: dict[str, Any] = {"model": settings.model, "messages": messages, limit: max_tokens}
-        if settings.temperature is not None:
-            body["temperature"] = settings.temperature
-        return body
+        return prompt_body(settings, prompt.system, content, max_tokens)
 
     def _image(self, request: AdviceRequest) -> str | None:
         if not self.settings.send_image or request.image is None:
@@ -395,6 +402,11 @@ def _choices(data: Mapping[str, Any], most: int = 1) -> list[dict[str, Any]]:
     if not choices:
         raise EmptyAnswerError("The server sent no choices.")
     return choices[:most]
+
+
+def answer_text(data: Mapping[str, Any]) -> str:
+    """Return the text of a chat completion's first answer."""
+    return _text_of(_choices(data)[0])
 
 
 def _text_of(choice: dict[str, Any]) -> str:

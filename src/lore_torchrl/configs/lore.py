@@ -367,15 +367,6 @@ class SamplingConfig(Settings, prefix="lore.sampling"):
 
 
 @dataclass
-class FeaturesConfig(Settings, prefix="lore.features"):
-    """Features of the observation, encoded and reconstructed beside it."""
-
-    enabled: bool = setting(False, "Whether the agent reads `llm_features`.")
-    num_features: int = setting(8, "Features of an observation.", ge=1)
-    hidden_dim: int = setting(32, "Width of their encoder and decoder, of one hidden layer.", ge=1)
-
-
-@dataclass
 class BanditConfig(Settings, prefix="lore.bandit"):
     """Whether advice acts is drawn for each segment, with the probability that it helps."""
 
@@ -405,6 +396,39 @@ class EpsilonConfig(Settings, prefix="lore.epsilon"):
 
 
 @dataclass
+class ProgramsConfig(Settings):
+    """What both kinds of programs have in common."""
+
+    enabled: bool = setting(False, "Whether there are any.")
+    path: str | None = setting(
+        None,
+        "JSON Lines of programs, such as recordings/programs_llm.jsonl: those of this kind and "
+        "environment are used. null is the adapter's hand-written one.",
+    )
+    time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
+    max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)
+    off_share: float = setting(
+        0.2, "Share of blocks of episodes without a program, to measure what it brings.", ge=0, lt=1
+    )
+    block_episodes: int = setting(16, "Episodes of a block.", ge=1)
+
+
+@dataclass
+class FeaturesConfig(ProgramsConfig, prefix="lore.features"):
+    """Features that programs compute, as ``llm_features``, seen beside each observation."""
+
+    columns: int = setting(8, "Features of all programs together.", ge=1)
+    hidden_dim: int = setting(32, "Width of their encoder and decoder, of one hidden layer.", ge=1)
+
+
+@dataclass
+class ProgressConfig(ProgramsConfig, prefix="lore.progress"):
+    """Potential-based shaping of the reward by a program's measure of progress."""
+
+    episode_budget: float = setting(4.0, "Most absolute shaping of an episode.", gt=0)
+
+
+@dataclass
 class LoReConfig(Settings, prefix="lore"):
     """Everything that LoRe adds to stock DreamerV3."""
 
@@ -429,6 +453,7 @@ class LoReConfig(Settings, prefix="lore"):
     sampling: SamplingConfig = setting(SamplingConfig, "")
     features: FeaturesConfig = setting(FeaturesConfig, "")
     epsilon: EpsilonConfig = setting(EpsilonConfig, "")
+    progress: ProgressConfig = setting(ProgressConfig, "")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
+from lore_torchrl.dreamer.programs import Programs, build_programs
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
 from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.lore import LoRe
@@ -27,7 +28,8 @@ from lore_torchrl.service import AdviceService
 class Acting:
     """Environment and policy of a run; without LoRe the optional parts are ``None``.
 
-    Replay keeps the ``observed_keys`` with each observation; ``epsilon`` are random steps.
+    Replay keeps the ``observed_keys`` with each observation; ``epsilon`` are random steps;
+    ``programs`` are those of features and progress.
     """
 
     env: EnvBase
@@ -35,6 +37,7 @@ class Acting:
     observed_keys: tuple[NestedKey, ...]
     lore: LoRe | None = None
     epsilon: ValidEGreedyModule | None = None
+    programs: Programs | None = None
 
     @property
     def service(self) -> AdviceService | None:
@@ -70,7 +73,7 @@ def build_env_agent(
     features = {}
     if lore.enabled and lore.features.enabled:
         c = lore.features
-        features = {"features_dim": c.num_features, "features_hidden": c.hidden_dim}
+        features = {"features_dim": c.columns, "features_hidden": c.hidden_dim}
     return build_agent(config.dreamer, **sizes._asdict(), **features, device=device)
 
 
@@ -82,11 +85,13 @@ def build_acting_env(
     num_envs: int,
     evaluation: bool = False,
     pixels: bool = False,
+    programs: Programs | None = None,
 ) -> EnvBase:
     """Build environments that carry the policy's latent state from step to step.
 
     With ``evaluation`` they play the held-out seeds, in this process; with ``pixels`` each
-    observation has a picture too.
+    observation has a picture too. Of ``programs`` the features are written, and in training the
+    reward is shaped.
     """
     env = adapter.make_env(
         num_envs=num_envs,
@@ -100,7 +105,7 @@ def build_acting_env(
     env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
-    return env
+    return env if programs is None else programs.append_to(env, evaluation=evaluation)
 
 
 def build_acting(
@@ -119,7 +124,8 @@ def build_acting(
     ``config.advisor``. The rest is as of :func:`build_acting_env`.
     """
     c = config
-    env = build_acting_env(c, adapter, agent, **env_options)
+    programs = build_programs(c, adapter)
+    env = build_acting_env(c, adapter, agent, programs=programs, **env_options)
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
@@ -148,7 +154,10 @@ def build_acting(
         epsilon = ValidEGreedyModule(env.action_spec, action_mask_key=mask, **settings).to(device)
         after.append(epsilon)
     policy = agent.policy(*lore.policy_modules(), *after)
-    return Acting(env, policy, (*agent.observed, *lore.observed_keys), lore, epsilon)
+    observed = (*agent.observed, *lore.observed_keys)
+    if programs is not None:
+        observed += programs.observed_keys
+    return Acting(env, policy, observed, lore, epsilon, programs)
 
 
 def sends_image(config: TrainConfig) -> bool:

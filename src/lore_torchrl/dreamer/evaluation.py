@@ -14,6 +14,7 @@ from lore_torchrl import keys
 from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.acting import build_acting_env, sends_image
 from lore_torchrl.dreamer.agent import DreamerAgent
+from lore_torchrl.dreamer.programs import Programs
 from lore_torchrl.envs.adapter import EnvAdapter
 from lore_torchrl.envs.batch import close_env
 from lore_torchrl.lore import LoRe
@@ -25,12 +26,14 @@ def evaluate(
     agent: DreamerAgent,
     lore: LoRe | None = None,
     *,
+    programs: Programs | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Play the held-out episodes side by side and report the outcome.
 
     They are played without advice, or with ``config.evaluation.advice`` by the mixture of the
-    policy and the answers that ``lore`` has cached.
+    policy and the answers that ``lore`` has cached. The features of ``programs`` are written, and
+    the reward is the environment's own.
 
     They are the same whatever was played before, and training's random streams are left as
     they were. Once ``stopped``, which is read before each step, the evaluation is broken off.
@@ -41,7 +44,12 @@ def evaluate(
         each episode, ``[episodes, ...]``; ``None`` if it was broken off.
     """
     env = build_acting_env(
-        config, adapter, agent, num_envs=config.evaluation.episodes, evaluation=True
+        config,
+        adapter,
+        agent,
+        num_envs=config.evaluation.episodes,
+        evaluation=True,
+        programs=programs,
     )
     policy = agent.policy()
     if config.evaluation.advice:

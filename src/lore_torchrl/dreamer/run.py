@@ -118,6 +118,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.mixer.action_mask": lore.mixer.action_mask,
         "lore.mixer.value_gate": lore.mixer.value_temperature is not None,
         "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine],
+        "lore.progress": lore.progress.enabled,
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
     }
@@ -251,6 +252,9 @@ def _register_hooks(
         trainer.register_op("batch_process", lore.observe)
         trainer.register_module("advice_control", lore.observer)
         gauges.append(lore.stats)
+    if acting.programs is not None:
+        trainer.register_module("programs", acting.programs)
+        gauges.append(acting.programs.stats)
     health = build_health(c, trainer.total_frames, run.agent)
     if health is not None:
         gauges.append(partial(count_nonfinite, loss))
@@ -278,7 +282,13 @@ def _register_hooks(
         trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
     EvaluationHook(
         partial(
-            evaluate, c, adapter, run.agent, acting.lore, stopped=partial(_interrupted, trainer)
+            evaluate,
+            c,
+            adapter,
+            run.agent,
+            acting.lore,
+            programs=acting.programs,
+            stopped=partial(_interrupted, trainer),
         ),
         run.logger,
         interval=c.evaluation.interval,

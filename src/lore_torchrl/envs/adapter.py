@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +25,9 @@ class EnvAdapter(Protocol):
 
     - ``make_planner()``: what :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes
       its advice by;
+    - ``programs``: source of a hand-written program by kind, ``features`` and ``progress``, over
+      what its describer's ``program_view(row, observation)`` returns: plain Python data that holds
+      nothing that the description hides, as ``program_fields`` (name to meaning) documents it;
     - ``summarize(batch)``: further metrics of a collector's batch by name, each a number or a list
       with one number for each case (such as an episode) to average over;
     - ``summarize_episodes(last)`` with ``episode_keys``: further metrics of held-out episodes, from
@@ -212,3 +216,69 @@ def sample_request(
     if image:
         check_picture(request, describer)
     return request
+
+
+def sample_views(
+    adapter: EnvAdapter,
+    *,
+    steps: int = 400,
+    random_share: float = 0.5,
+    gamma: float = 1.0 - 1.0 / 333.0,
+    seed: int = 0,
+    memory: bool = False,
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """Play and return what a program would have seen, and what each observation returned.
+
+    The player is the adapter's planner with a share of random actions, or random without one.
+
+    Args:
+        adapter: Makes the environment; its describer needs a ``program_view``.
+
+    Keyword Args:
+        steps: Steps to play. Default: ``400``.
+        random_share: Share of random actions. Default: ``0.5``.
+        gamma: Discount of the returns. Default: ``1 - 1/333``.
+        seed: Seed of the environment and of the steps. Default: ``0``.
+        memory: Whether the describer remembers what was seen. Default: ``False``.
+
+    Returns:
+        Each different view in the order of its coming, and the discounted return that followed it
+        first; the episode that the steps cut off counts as if nothing more came.
+    """
+    env = adapter.make_env(num_envs=1, seed=seed)
+    describer = adapter.make_describer(memory=memory)
+    planner = planner_of(adapter)
+    actions = anchors_of(describer)
+    if actions is None:
+        actions = torch.eye(len(describer.actions), dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    tensordict, last = env.reset(), None
+    found: dict[str, tuple[dict[str, Any], float]] = {}
+    episode: list[tuple[dict[str, Any], float]] = []
+    for step in range(steps):
+        seen = read_row(tensordict, 0, describer.in_keys)
+        describer.observe(0, seen, last, reset=last is None)
+        view = describer.program_view(0, seen)
+        values = None if planner is None else planner(describer.request(0, seen))
+        mask = tensordict.get("action_mask", torch.ones(1, len(actions)))
+        choices = mask[0].nonzero().flatten()
+        drawn = choices[torch.randint(len(choices), (), generator=generator)]
+        if values is None or torch.rand((), generator=generator) < random_share:
+            last = int(drawn)
+        else:
+            last = int(torch.as_tensor(values).argmax())
+        stepped, tensordict = env.step_and_maybe_reset(
+            tensordict.set("action", actions[last][None])
+        )
+        episode.append((view, float(stepped["next", "reward"])))
+        ended = bool(stepped["next", "done"].any())
+        if ended or step == steps - 1:
+            returns = [0.0]
+            for _, reward in reversed(episode):
+                returns.append(reward + gamma * returns[-1])
+            for (view, _), following in zip(episode, returns[:0:-1], strict=True):
+                found.setdefault(json.dumps(view), (view, following))
+            episode.clear()
+        last = None if ended else last
+    close_env(env)
+    return [view for view, _ in found.values()], [value for _, value in found.values()]

@@ -30,8 +30,8 @@ class LateAdvice:
     """Remembers where the rows of open questions are stored, and writes their answers there.
 
     A row is open if :func:`is_open` holds for its entries under ``"next"``. Its answer
-    replaces logits, confidence and mask there, and which actions are valid, and clears the fallback, unless the slot has
-    been overwritten since, which its generation tells
+    replaces logits, confidence and mask there, and which actions are valid, and clears the
+    fallback, unless the slot has been overwritten since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
 
     Args:

@@ -1,8 +1,10 @@
-"""TorchRL transforms that bring advice into the data of an environment."""
+"""TorchRL transforms that bring advice and programs into the data of an environment."""
 
 from __future__ import annotations
 
 from lore_torchrl.transforms.advice import AdviceTransform
+from lore_torchrl.transforms.features import ProgramFeatures
+from lore_torchrl.transforms.progress import ProgressShaping
 from lore_torchrl.transforms.subgoals import SubgoalBonus
 
-__all__ = ["AdviceTransform", "SubgoalBonus"]
+__all__ = ["AdviceTransform", "ProgramFeatures", "ProgressShaping", "SubgoalBonus"]

@@ -33,6 +33,15 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
 from lore_torchrl.transforms.plans import PlanFollower
+from lore_torchrl.transforms.rows import (
+    action_indices,
+    anchors_of,
+    any_true,
+    entry,
+    flat_rows,
+    row_values,
+    scalars,
+)
 
 # Transforms of TorchRL that may follow: they write entries of their own and end no episode.
 _HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
@@ -163,8 +172,7 @@ class AdviceTransform(Transform):
         self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
-        anchors = getattr(describer, "anchors", None)
-        self._anchors = None if anchors is None else np.asarray(anchors, dtype=np.float32)
+        self._anchors = anchors_of(describer)
         self._forget_rows()
 
     def _forget_rows(self) -> None:
@@ -247,7 +255,7 @@ class AdviceTransform(Transform):
         rows = tensordict_reset.numel()
         reset_keys = self.parent._filtered_reset_keys
         if any(tensordict.get(key, None) is not None for key in reset_keys):
-            reset = _any_true(tensordict, reset_keys, rows)
+            reset = any_true(tensordict, reset_keys, rows)
         else:
             # Asked for from outside rather than by the end of an episode: what acts next
             # is not known.
@@ -273,24 +281,24 @@ class AdviceTransform(Transform):
             raise RuntimeError(f"Reset with {len(self._rows)} rows, stepped with {rows}.")
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
         parent = self.parent
-        learned = _flat_rows(_entry(next_tensordict, parent.reward_key), rows).sum(1)
+        learned = flat_rows(entry(next_tensordict, parent.reward_key), rows).sum(1)
         raw = next_tensordict.get(keys.RAW_REWARD, None)
-        reward = learned if raw is None else _flat_rows(raw, rows).sum(1)
-        done = _any_true(next_tensordict, parent.done_keys, rows)
+        reward = learned if raw is None else flat_rows(raw, rows).sum(1)
+        done = any_true(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
         else:
-            success = _flat_rows(_entry(next_tensordict, self.success_key), rows).any(1)
+            success = flat_rows(entry(next_tensordict, self.success_key), rows).any(1)
         beta = tensordict.get(self.beta_key, None)
         td_errors = None
         if self._armed and self.value_key is not None:
-            values = _scalars(_entry(tensordict, self.value_key), rows, self.value_key)
+            values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
             # The critic's values are of the reward that it learns from.
             td_errors = self._rows.td_errors(values, learned, self.discount)
         stepped = ~self._rows.ended  # the others had ended before
         self._rows.ended |= done
         signals = StepSignals(
-            [1.0] * rows if beta is None else _scalars(beta, rows, self.beta_key),
+            [1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
             self._rows.untold_resets.tolist(),
             np.where(stepped, reward, 0.0).tolist(),
             (success & stepped).tolist(),
@@ -298,24 +306,9 @@ class AdviceTransform(Transform):
             int(stepped.sum()),
         )
         running = np.flatnonzero(~self._rows.ended).tolist()
-        self._advise(next_tensordict, running, signals, self._actions(tensordict, rows))
+        actions = action_indices(tensordict, parent.action_key, self._n_actions, self._anchors)
+        self._advise(next_tensordict, running, signals, actions)
         return next_tensordict
-
-    def _actions(self, tensordict: TensorDictBase, rows: int) -> list[int]:
-        """Return each row's action as an index: of an index, a one-hot, or the nearest anchor."""
-        action = _flat_rows(_entry(tensordict, self.parent.action_key), rows)
-        size, wanted = action.shape[1], f"advice needs an index or a one-hot of {self._n_actions}"
-        if self._anchors is not None:
-            wanted = f"the describer's anchors have {self._anchors.shape[1]} dimensions"
-            if size == self._anchors.shape[1]:
-                return np.square(action[:, None] - self._anchors[None]).sum(2).argmin(1).tolist()
-        elif size == 1 and action.dtype.kind in "iu":
-            return action[:, 0].tolist()
-        elif size == self._n_actions:
-            return action.argmax(1).tolist()
-        raise ValueError(
-            f"{self.parent.action_key!r} holds {size} numbers of {action.dtype} a row; {wanted}."
-        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuse: advice is about a live environment, not about stored data."""
@@ -336,8 +329,8 @@ class AdviceTransform(Transform):
         """
         preferred = self._rows.preferred()
         self._rows.clear(rows if actions is None else slice(None))
-        observations = {key: _row_values(tensordict, key) for key in self.in_keys}
-        latents = None if self.latent_key is None else _row_values(tensordict, self.latent_key)
+        observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
         queries = []
         for row in rows:
             observation = {key: values[row] for key, values in observations.items()}
@@ -496,53 +489,3 @@ class _Rows:
             entries[keys.ACTION_MASK][row] = advice.valid
         if advice.subgoal in self.subgoals:
             entries[keys.SUBGOAL][row, self.subgoals.index(advice.subgoal)] = 1.0
-
-
-def _entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
-    """Return an entry; a ``KeyError`` names those that there are."""
-    value = tensordict.get(key, None)
-    if value is None:
-        raise KeyError(
-            f"AdviceTransform needs {key!r}, the environment gives "
-            f"{sorted(map(str, tensordict.keys(True, True)))}. "
-            "Name another one in the describer's in_keys or in the transform."
-        )
-    return value
-
-
-def _row_values(tensordict: TensorDictBase, key: NestedKey) -> Sequence[Any]:
-    """Return the value of each row: arrays for a tensor, ``str`` for text."""
-    value = _entry(tensordict, key)
-    rows = tensordict.numel()
-    if isinstance(value, torch.Tensor):
-        value = value.detach()
-        return value.reshape(rows, *value.shape[tensordict.ndim :]).cpu().numpy()
-    value = value.tolist() if hasattr(value, "tolist") else value
-    texts = [str(text) for text in np.array(value, dtype=object).ravel()]
-    if len(texts) == 1:
-        texts *= rows
-    if len(texts) != rows:
-        raise ValueError(f"{key!r} holds {len(texts)} texts for {rows} rows.")
-    return texts
-
-
-def _flat_rows(value: torch.Tensor, rows: int) -> np.ndarray:
-    """Return a tensor as an array of shape ``[rows, features]``."""
-    return value.detach().reshape(rows, -1).cpu().numpy()
-
-
-def _scalars(value: torch.Tensor, rows: int, key: NestedKey) -> list[float]:
-    """Return one number for each row."""
-    if value.numel() != rows:
-        raise ValueError(f"{key!r} must hold one number a row, got shape {tuple(value.shape)}.")
-    return value.detach().reshape(rows).cpu().tolist()
-
-
-def _any_true(tensordict: TensorDictBase, flags: Sequence[NestedKey], rows: int) -> np.ndarray:
-    """Return which rows are true by any of the keys, those that are missing aside."""
-    found = np.zeros(rows, dtype=bool)
-    for key in flags:
-        value = tensordict.get(key, None)
-        if value is not None:
-            found |= _flat_rows(value, rows).any(1)
-    return found

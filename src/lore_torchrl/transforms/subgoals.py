@@ -14,7 +14,7 @@ from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
-from lore_torchrl.transforms.advice import _row_values
+from lore_torchrl.transforms.rows import row_values
 
 
 class SubgoalBonus(Transform):
@@ -129,7 +129,7 @@ class SubgoalBonus(Transform):
 
     def _reached(self, tensordict: TensorDictBase) -> Tensor:
         """Return which subgoals are true of each row's observation, ``[*B, G]``."""
-        columns = {key: _row_values(tensordict, key) for key in self.in_keys}
+        columns = {key: row_values(tensordict, key) for key in self.in_keys}
         found = [
             self.describer.reached(row, {key: values[row] for key, values in columns.items()})
             for row in range(tensordict.numel())

@@ -12,6 +12,7 @@ from torch import Tensor
 from lore_torchrl.envs.crafter.describer import CrafterDescriber
 from lore_torchrl.envs.crafter.environment import CrafterEnv, Observe
 from lore_torchrl.envs.crafter.planner import CrafterPlanner
+from lore_torchrl.envs.crafter.programs import PROGRAMS
 from lore_torchrl.envs.crafter.rules import ACHIEVEMENTS
 from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 
@@ -31,6 +32,8 @@ class Crafter(GymAdapter):
 
     #: What :meth:`summarize_episodes` reads of an episode's last step.
     episode_keys = ("achievements",)
+    #: Hand-written programs by kind.
+    programs = PROGRAMS
 
     def __init__(
         self,

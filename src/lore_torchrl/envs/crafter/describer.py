@@ -38,6 +38,7 @@ _ENEMIES = ("zombie", "skeleton")
 # Whom to eat, and for which achievement.
 _FOOD = {"cow": "eat_cow", "ripe plant": "eat_plant"}
 _TILE = 32
+_MISSION = "stay alive and unlock as many of the achievements as you can"
 
 
 class CrafterDescriber(MemorylessDescriber):
@@ -49,6 +50,21 @@ class CrafterDescriber(MemorylessDescriber):
     in_keys = ("view", "inventory", "stance", "achievements")
     actions = ACTIONS
     subgoals = tuple(name.replace("_", " ") for name in ACHIEVEMENTS)
+    #: What a program sees, and what it means.
+    program_fields: Mapping[str, str] = {
+        "view": f"list of {VIEW[1]} rows of {VIEW[0]} words, one word a cell, seen from above; row "
+        f"0 is the uppermost, column 0 the leftmost. Words: {', '.join(CODES)}",
+        "row": "int, the player's row in view",
+        "column": "int, the player's column in view",
+        "facing": f"one of {', '.join(DIRECTION_NAMES)}",
+        "front": "the word of the cell that the player faces",
+        "inventory": f"dict of counts from 0 to 9: {', '.join(ITEMS)}",
+        "asleep": "bool, whether the player sleeps",
+        "night": "bool, whether it is night",
+        "unlocked": "list of the achievements unlocked in this episode, of "
+        f"{', '.join(ACHIEVEMENTS)}",
+        "mission": "the task in words",
+    }
 
     def __init__(self, *, image: bool = False) -> None:
         self.image = image
@@ -146,9 +162,26 @@ class CrafterDescriber(MemorylessDescriber):
             facts=vars(here),
             image=_draw(here) if self.image else None,
             action_meanings=_meanings(),
-            mission="stay alive and unlock as many of the achievements as you can",
+            mission=_MISSION,
             subgoals=self.subgoals,
         )
+
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        here = Situation.read(observation)
+        column, line = CENTER
+        return {
+            "view": [[CODES[code] for code in cells] for cells in here.view.T.tolist()],
+            "row": line,
+            "column": column,
+            "facing": DIRECTION_NAMES[here.facing],
+            "front": here.ahead,
+            "inventory": dict(here.inventory),
+            "asleep": here.asleep,
+            "night": here.dark,
+            "unlocked": [name for name in ACHIEVEMENTS if name in here.unlocked],
+            "mission": _MISSION,
+        }
 
 
 def _takes(tools: Mapping[str, Any], missing: set[str]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 from lore_torchrl.envs.minigrid.describer import MiniGridDescriber
 from lore_torchrl.envs.minigrid.environment import MiniGridObservation, TensorObservation
 from lore_torchrl.envs.minigrid.planner import MiniGridPlanner
+from lore_torchrl.envs.minigrid.programs import PROGRAMS
 from lore_torchrl.envs.minigrid.skills import MiniGridSkills, summarize_skills
 
 
@@ -57,6 +58,9 @@ class MiniGrid(GymAdapter):
     Raises:
         ValueError: If ``env_id`` is another kind of environment.
     """  # noqa: E501
+
+    #: Hand-written programs by kind.
+    programs = PROGRAMS
 
     def __init__(
         self, env_id: str, *, max_steps: int | None = None, done_is_valid: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -124,6 +125,20 @@ class MiniGridDescriber:
 
     in_keys = ("image", "direction", "mission")
     subgoals = SUBGOALS
+    #: What a program sees, and what it means.
+    program_fields: Mapping[str, str] = {
+        "view": "list of rows of words, one word a cell, turned so that the agent faces up: row 0 "
+        "is the farthest ahead, column 0 the leftmost. Words: 'unseen', 'empty', 'wall', 'floor', "
+        "'goal', 'lava', 'you' (the agent's cell), '<color> key', '<color> ball', '<color> box', "
+        "'<color> door (open)', '<color> door (closed)', '<color> door (locked)'. Where the "
+        "describer remembers, the view holds all that was seen in this episode, and its size "
+        "changes from step to step",
+        "row": "int, the agent's row in view",
+        "column": "int, the agent's column in view",
+        "front": "the word of the cell in front of the agent",
+        "carrying": "'nothing', or the word of the object carried",
+        "mission": "the task in words",
+    }
 
     def __init__(
         self,
@@ -259,6 +274,25 @@ class MiniGridDescriber:
             image=_draw(cells, position) if self.image else None,
         )
 
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        view = _view(observation)
+        carrying = carried_object(view)
+        cells, (column, line) = self._map(row, view)
+        words = [
+            [_cell_word(*cell) for cell in cells] for cells in cells.transpose(1, 0, 2).tolist()
+        ]
+        front = words[line - 1][column]
+        words[line][column] = "you"
+        return {
+            "view": words,
+            "row": line,
+            "column": column,
+            "front": front,
+            "carrying": "nothing" if carrying is None else _cell_word(*carrying, 0),
+            "mission": observation["mission"],
+        }
+
     def _map(self, row: int, view: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """Return the map as the agent faces it, and its position there."""
         if not self.memory:
@@ -275,6 +309,11 @@ def _things(view: np.ndarray) -> np.ndarray:
     seen = np.isin(view[..., 0], _NOTABLE)
     seen[view.shape[0] // 2, -1] = False
     return view[seen]
+
+
+@cache
+def _cell_word(kind: int, color: int, state: int) -> str:
+    return _object_name((kind, color, state))
 
 
 def carried_object(image: np.ndarray) -> tuple[int, int] | None:
@@ -295,7 +334,7 @@ def _direction(observation: Mapping[str, Any]) -> int:
     return int(np.asarray(observation["direction"]).reshape(-1)[0])
 
 
-def _object_name(cell: np.ndarray) -> str:
+def _object_name(cell: Sequence[int]) -> str:
     """Return a cell's content in words, such as ``"yellow door (locked)"``."""
     kind, color, state = (int(value) for value in cell)
     name = f"{COLORS[color]} {OBJECTS[kind]}" if kind in (DOOR, *PICKABLE) else OBJECTS[kind]

@@ -1,0 +1,177 @@
+"""From configuration to the programs of a run, and the transforms that run them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import NestedKey
+from torchrl._utils import logger as torchrl_logger
+from torchrl.envs import EnvBase
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.configs import ChatAdvisorConfig, EnvConfig, TrainConfig
+from lore_torchrl.dreamer.advice import build_advisor
+from lore_torchrl.envs.adapter import EnvAdapter, sample_views
+from lore_torchrl.sandbox import Limits, Program, ProgramSet, ProgramStore
+from lore_torchrl.sandbox.program import Kind
+from lore_torchrl.sandbox.show import program_once
+from lore_torchrl.transforms import ProgramFeatures, ProgressShaping
+
+
+@dataclass
+class Programs:
+    """The programs of a run, which training and evaluation share.
+
+    Attributes:
+        features: Programs of features, or ``None``.
+        shaping: What shapes the reward of the environments that train, or ``None``.
+        make_describer: Makes a describer; each transform has its own.
+        gamma: Discount of the learner.
+    """
+
+    features: ProgramSet | None
+    shaping: ProgressShaping | None
+    make_describer: Callable[[], Describer]
+    gamma: float
+
+    @property
+    def observed_keys(self) -> tuple[NestedKey, ...]:
+        """Entries that replay keeps with each observation, beside what the agent sees of it."""
+        return () if self.features is None else (keys.CODE_ID,)
+
+    def append_to(self, env: EnvBase, *, evaluation: bool) -> EnvBase:
+        """Return ``env`` with features and, unless it is for ``evaluation``, with shaping."""
+        if self.features is not None:
+            describer = self.make_describer()
+            env = env.append_transform(
+                ProgramFeatures(self.features, describer, gamma=self.gamma, learning=not evaluation)
+            )
+        if self.shaping is not None and not evaluation:
+            env = env.append_transform(self.shaping)
+        return env
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers for the log, by name."""
+        values = {}
+        if self.features is not None:
+            values |= {f"features/{name}": value for name, value in self.features.stats().items()}
+        if self.shaping is not None:
+            values |= {f"progress/{name}": value for name, value in self.shaping.stats().items()}
+        return values
+
+    def _sets(self) -> dict[str, ProgramSet]:
+        sets = {} if self.features is None else {"features": self.features}
+        return sets if self.shaping is None else {**sets, "progress": self.shaping.programs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, retirements and bandits."""
+        return {name: programs.state_dict() for name, programs in self._sets().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        for name, programs in self._sets().items():
+            programs.load_state_dict(state_dict[name])
+
+
+def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
+    """Return the programs that a configuration asks for, ``None`` where it asks for none.
+
+    Raises:
+        ValueError: If there is no program, or the describer has no ``program_view``.
+        ImportError: If the ``sandbox`` extra is not installed.
+    """
+    c = config.lore
+    if not c.enabled or not (c.features.enabled or c.progress.enabled):
+        return None
+    dreamer = config.dreamer
+    gamma = dreamer.gamma * (1.0 - 1.0 / dreamer.continuation_horizon)
+
+    def make_describer() -> Describer:
+        return adapter.make_describer(memory=config.env.memory)
+
+    features = shaping = None
+    if c.features.enabled:
+        features = _program_set("features", config, adapter, columns=c.features.columns)
+    if c.progress.enabled:
+        shaping = ProgressShaping(
+            _program_set("progress", config, adapter),
+            make_describer(),
+            gamma=gamma,
+            episode_budget=c.progress.episode_budget,
+        )
+    return Programs(features, shaping, make_describer, gamma)
+
+
+def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
+    """Return an adapter's own program.
+
+    Raises:
+        ValueError: If it has none of this kind.
+    """
+    code = getattr(adapter, "programs", {}).get(kind)
+    if code is None:
+        raise ValueError(
+            f"{type(adapter).__name__} has no hand-written {kind} program: give it "
+            f"programs[{kind!r}], or name a file in lore.{kind}.path."
+        )
+    return Program(kind, code)
+
+
+def _program_set(
+    kind: Kind, config: TrainConfig, adapter: EnvAdapter, **settings: Any
+) -> ProgramSet:
+    c = getattr(config.lore, kind)
+    if c.path is None:
+        programs = [hand_written(kind, adapter)]
+    else:
+        programs = ProgramStore(c.path).select(kind, config.env.id)
+    for program in programs:
+        torchrl_logger.info(f"{kind} program {program.code_id} by {program.model}.")
+    most = settings.get("columns", 8)
+    return ProgramSet(
+        programs,
+        limits=Limits(time_s=c.time_limit_s, most_features=most),
+        max_failures=c.max_failures,
+        off_share=c.off_share,
+        block_episodes=c.block_episodes,
+        seed=config.seed,
+        **settings,
+    )
+
+
+def show_program(
+    config: Any, env: EnvConfig, adapter: EnvAdapter, advisor: Any
+) -> tuple[str, bool]:
+    """Ask for a program, check and run it; return the report, and whether there is one.
+
+    Args:
+        config: Has ``program`` (its kind), ``save`` (a path or ``None``) and ``seed``.
+        env: The environment's settings.
+        adapter: Its adapter.
+        advisor: Settings of a chat server; of another advisor, or where the server cannot be
+            addressed, the report is of the adapter's hand-written program and says so.
+    """
+    views, returns = sample_views(adapter, seed=config.seed, memory=env.memory)
+    asked, reason = None, f"{type(advisor).__name__} writes no programs"
+    if isinstance(advisor, ChatAdvisorConfig):
+        try:
+            asked = build_advisor(advisor, planner=None, seed=config.seed)
+        except Exception as error:
+            reason = f"{error.__cause__ or error}"
+    report, found = asyncio.run(
+        program_once(
+            config.program,
+            views,
+            returns,
+            env=env.id,
+            fields=adapter.make_describer(memory=env.memory).program_fields,
+            advisor=asked,
+            hand_written=hand_written(config.program, adapter),
+            store=None if config.save is None else ProgramStore(config.save),
+        )
+    )
+    return (report if asked else f"{report}\n\nWhy no model: {reason}"), found

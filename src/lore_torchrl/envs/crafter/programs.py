@@ -1,0 +1,44 @@
+"""Hand-written programs over :attr:`CrafterDescriber.program_fields`, for runs without a model.
+
+They are handed on as source and run in the sandbox, as a language model's are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def compute_features(obs: dict[str, Any]) -> dict[str, float]:
+    """Return the lowest need, what is unlocked and in hand, and how near the next things are."""
+    held = obs["inventory"]
+    needs = [held[name] for name in ("health", "food", "drink", "energy")]
+    found = {
+        "lowest_need": min(needs) / 9.0,
+        "unlocked": len(obs["unlocked"]) / 22.0,
+        "wood": min(held["wood"], 5) / 5.0,
+        "pickaxe": 1.0 if held["wood_pickaxe"] else 0.0,
+    }
+    for kind in ("tree", "water", "zombie", "table"):
+        near = 0.0
+        for row, words in enumerate(obs["view"]):
+            for column, word in enumerate(words):
+                if word == kind:
+                    distance = abs(obs["row"] - row) + abs(obs["column"] - column)
+                    near = max(near, 1.0 / distance)
+        found[kind + "_near"] = near
+    return found
+
+
+def progress(obs: dict[str, Any]) -> float:
+    """Return the share of achievements unlocked, and a little for materials in hand."""
+    held = obs["inventory"]
+    materials = sum(min(held[name], 5) for name in ("wood", "stone", "coal", "iron", "sapling"))
+    return 0.9 * len(obs["unlocked"]) / 22.0 + 0.1 * materials / 25.0
+
+
+#: Source of the program of each kind.
+PROGRAMS = {
+    "features": inspect.getsource(compute_features),
+    "progress": inspect.getsource(progress),
+}

@@ -1,0 +1,137 @@
+"""A program that a language model wrote, and the file that keeps every one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["features", "progress"]
+#: The function that a program of each kind defines.
+FUNCTIONS: dict[str, str] = {"features": "compute_features", "progress": "progress"}
+HAND_WRITTEN = "hand-written"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Code that defines ``compute_features(obs)`` or ``progress(obs)``, and where it is from.
+
+    Args:
+        kind: ``"features"`` or ``"progress"``.
+        code: Source, run in a :class:`~lore_torchrl.sandbox.Sandbox` and nowhere else.
+        model: Who wrote it; ``"hand-written"`` for the adapters' own. Default: that.
+        env: Environment id that it was written for. Default: empty, for any.
+        accepted: Whether it passed :func:`~lore_torchrl.sandbox.check_program`. Default: ``True``.
+        errors: What was wrong with the attempts before it, oldest first. Default: none.
+        checks: What :func:`~lore_torchrl.sandbox.check_program` measured. Default: nothing.
+        prompt: The last question. Default: empty.
+        answer: The answer that the code was taken from. Default: empty.
+
+    Raises:
+        ValueError: If the kind is unknown.
+    """
+
+    kind: str
+    code: str
+    model: str = HAND_WRITTEN
+    env: str = ""
+    accepted: bool = True
+    errors: tuple[str, ...] = ()
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = ""
+    answer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in FUNCTIONS:
+            raise ValueError(f"kind must be one of {', '.join(FUNCTIONS)}, got {self.kind!r}.")
+
+    @property
+    def code_id(self) -> str:
+        """Version: the first 16 hexadecimal digits of the code's SHA-256."""
+        return hashlib.sha256(self.code.encode(errors="replace")).hexdigest()[:16]
+
+    @property
+    def prompt_hash(self) -> str:
+        """SHA-256 of the question, empty without one."""
+        return hashlib.sha256(self.prompt.encode()).hexdigest() if self.prompt else ""
+
+    @property
+    def function(self) -> str:
+        """Name of the function that the code defines."""
+        return FUNCTIONS[self.kind]
+
+
+def stable_number(*code_ids: str) -> int:
+    """Return a positive 63-bit number of versions, the same in every process; 0 for none."""
+    if not code_ids:
+        return 0
+    digest = hashlib.sha256("\0".join(code_ids).encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 1) or 1
+
+
+class ProgramStore:
+    """Programs in a file of JSON Lines, which is only ever appended to.
+
+    A line holds the fields of a :class:`Program` and ``code_id``, ``prompt_hash`` and ``retries``.
+
+    Args:
+        path: The file; it need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def append(self, program: Program) -> None:
+        """Add a program, accepted or not."""
+        derived = {
+            "code_id": program.code_id,
+            "prompt_hash": program.prompt_hash,
+            "retries": len(program.errors),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(derived | asdict(program)) + "\n")
+
+    def read(self) -> list[Program]:
+        """Return all programs, oldest first.
+
+        Raises:
+            ValueError: If a line holds no program, or its code is not that of its ``code_id``.
+        """
+        return [_read_line(self.path, n, text) for n, text in enumerate(self._lines(), 1) if text]
+
+    def select(self, kind: Kind, env: str) -> list[Program]:
+        """Return the accepted programs of a kind that were written for ``env`` or for any.
+
+        Raises:
+            ValueError: As :meth:`read`, or if there is none.
+        """
+        found = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
+        if not found:
+            raise ValueError(
+                f"{self.path} holds no accepted {kind} program for {env}: ask for one with "
+                f"python examples/advise.py program={kind}, or set path=null."
+            )
+        return found
+
+    def _lines(self) -> list[str]:
+        return self.path.read_text(encoding="utf-8").split("\n")
+
+
+def _read_line(path: Path, number: int, text: str) -> Program:
+    try:
+        row = json.loads(text)
+        known = {part.name for part in fields(Program)}
+        row["errors"] = tuple(row["errors"])
+        program = Program(**{name: row[name] for name in known & set(row)})
+        if not isinstance(program.code, str) or row["code_id"] != program.code_id:
+            raise ValueError("its code is not that of its code_id")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged: line {number} holds no program ({error}). Remove that line, or "
+            "restore the file."
+        ) from None
+    return program

@@ -1,0 +1,203 @@
+"""The programs in use: what they computed, how often they failed, which are retired."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torchrl._utils import logger as torchrl_logger
+
+from lore_torchrl.sandbox.bandit import ProgramBandit
+from lore_torchrl.sandbox.program import Program
+from lore_torchrl.sandbox.ranking import score
+from lore_torchrl.sandbox.sandbox import Limits, ProgramError, Sandbox
+
+# Results kept for each program, and steps and episodes that scores are of.
+_KEPT, _STEPS, _SCORED_EVERY = 4096, 4096, 16
+
+
+class UsedProgram:
+    """One program in use.
+
+    Attributes:
+        program: The program.
+        columns: Where its features stand; of progress its one column.
+        retired: Why it no longer runs, ``None`` while it does.
+        score: What its values have told of returns, ``None`` while unknown.
+    """
+
+    def __init__(self, program: Program, columns: slice, bandit: ProgramBandit) -> None:
+        self.program, self.columns, self.bandit = program, columns, bandit
+        self.names: list[str] | None = program.checks.get("names")
+        self.retired: str | None = None
+        self.score: float | None = program.checks.get("score")
+        self.run = self.failed = self.cached = 0
+        self._results: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._seen: deque[tuple[np.ndarray, float]] = deque(maxlen=_STEPS)
+        self._episodes = 0
+
+    def compute(self, sandbox: Sandbox, view: Mapping[str, Any], key: str) -> np.ndarray | None:
+        """Return the values of a view, ``None`` where the program fails."""
+        if key in self._results:
+            self._results.move_to_end(key)
+            self.cached += 1
+            return self._results[key]
+        self.run += 1
+        try:
+            result = sandbox.run(self.program, view)
+            if isinstance(result, dict):
+                self.names = self.names or list(result)
+                if list(result) != self.names:
+                    raise ProgramError("result", "The features have other names than before.")
+                result = list(result.values())
+        except ProgramError as error:
+            self.failed += 1
+            torchrl_logger.debug(f"Program {self.program.code_id}: {error}")
+            return None
+        values = self._results[key] = np.atleast_1d(np.asarray(result, dtype=np.float32))
+        if len(self._results) > _KEPT:
+            self._results.popitem(last=False)
+        return values
+
+    def observe(self, values: np.ndarray, returns: np.ndarray) -> None:
+        """Take note of an episode's values ``[T, N]`` and raw returns from each step on ``[T]``."""
+        self._seen.extend(zip(values, returns.tolist(), strict=True))
+        self._episodes += 1
+        if self._episodes % _SCORED_EVERY == 0:
+            seen, following = zip(*self._seen, strict=True)
+            self.score = score(np.stack(seen), np.array(following))
+
+
+class ProgramSet:
+    """Runs programs of one kind, counts their failures and retires those that do not work or pay.
+
+    Results are kept by what was seen, so that a program runs once for each different view.
+
+    Args:
+        programs: Programs of one kind, best known first.
+
+    Keyword Args:
+        columns: Features of all programs together; a program that comes later takes those that
+            are free, and those of a retired one stay 0. Default: ``8``.
+        limits: What a run may take. Default: ``Limits()``.
+        max_failures: Failures after which a program is retired. Default: ``20``.
+        off_share: As of :class:`~lore_torchrl.sandbox.ProgramBandit`. Default: ``0.2``.
+        block_episodes: As there. Default: ``16``.
+        seed: Seed of the bandits. Default: ``0``.
+
+    Raises:
+        ValueError: If there is no program, kinds are mixed, or columns do not suffice.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        *,
+        columns: int = 8,
+        limits: Limits | None = None,
+        max_failures: int = 20,
+        off_share: float = 0.2,
+        block_episodes: int = 16,
+        seed: int = 0,
+    ) -> None:
+        if not programs:
+            raise ValueError("A ProgramSet needs at least one program.")
+        self.kind, self.columns = programs[0].kind, columns
+        self.sandbox, self.max_failures, self.seed = Sandbox(limits), max_failures, seed
+        self._bandit = {"off_share": off_share, "block_episodes": block_episodes}
+        self.used: list[UsedProgram] = []
+        for program in programs:
+            self.add(program)
+
+    def add(self, program: Program) -> None:
+        """Take one more program.
+
+        Raises:
+            ValueError: If it is of another kind or version in use, or too few columns are free.
+        """
+        if program.kind != self.kind or program.code_id in {u.program.code_id for u in self.used}:
+            raise ValueError(
+                f"{program.kind} program {program.code_id} is of another kind than {self.kind}, or "
+                "in use already."
+            )
+        first = self.used[-1].columns.stop if self.used and self.kind == "features" else 0
+        names = program.checks.get("names")
+        # What was never checked may take all that is left.
+        width = 1 if self.kind == "progress" else len(names or range(self.columns - first))
+        if not 0 < width <= self.columns - first:
+            raise ValueError(
+                f"Program {program.code_id} needs {width or 'some'} of {self.columns - first} free "
+                "columns: raise lore.features.columns."
+            )
+        bandit = ProgramBandit(**self._bandit, seed=self.seed + len(self.used))
+        self.used.append(UsedProgram(program, slice(first, first + width), bandit))
+
+    def active(self) -> list[UsedProgram]:
+        """Return the programs that are not retired, best score first."""
+        # Python's sort is stable: equal and unknown ones keep their order.
+        living = [used for used in self.used if used.retired is None]
+        return sorted(living, key=lambda used: -(used.score or 0.0))
+
+    def compute(
+        self, programs: Sequence[UsedProgram], view: Mapping[str, Any]
+    ) -> dict[UsedProgram, np.ndarray]:
+        """Return the values of those ``programs`` that did not fail on a view."""
+        key = json.dumps(view)
+        found = {}
+        for used in programs:
+            values = used.compute(self.sandbox, view, key)
+            if values is not None and len(values) <= used.columns.stop - used.columns.start:
+                found[used] = values
+            if used.retired is None and used.failed >= self.max_failures:
+                self.retire(used, f"{used.failed} failures")
+        return found
+
+    def observe(self, used: UsedProgram, block: int, episode_return: float) -> None:
+        """Tell a program's bandit what an episode returned, and retire one that does not pay."""
+        used.bandit.observe(block, episode_return)
+        if used.retired is None and not used.bandit.pays:
+            self.retire(used, f"return {used.bandit.gain:+.3g} with it")
+
+    def retire(self, used: UsedProgram, reason: str) -> None:
+        """Run a program no more."""
+        used.retired = reason
+        torchrl_logger.warning(
+            f"{self.kind} program {used.program.code_id} by {used.program.model} is retired: "
+            f"{reason}."
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Return counts for the log, and the best score that is known."""
+        values = {
+            "run": sum(used.run for used in self.used),
+            "cached": sum(used.cached for used in self.used),
+            "failed": sum(used.failed for used in self.used),
+            "retired": sum(used.retired is not None for used in self.used),
+            "score": max((used.score or 0.0 for used in self.active()), default=0.0),
+        }
+        return {name: float(value) for name, value in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, retirements and bandits by version; results are computed again."""
+        return {
+            used.program.code_id: {
+                "run": used.run,
+                "cached": used.cached,
+                "failed": used.failed,
+                "retired": used.retired,
+                "score": used.score,
+                "bandit": used.bandit.state_dict(),
+            }
+            for used in self.used
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the programs that are the same."""
+        for used in self.used:
+            state = dict(state_dict.get(used.program.code_id, {}))
+            if state:
+                used.bandit.load_state_dict(state.pop("bandit"))
+                vars(used).update(state)

@@ -1,0 +1,90 @@
+"""The transform that writes features which programs compute beside each observation."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.sandbox import ProgramSet, UsedProgram, stable_number
+from lore_torchrl.sandbox.sandbox import LARGEST
+from lore_torchrl.transforms.program import ProgramTransform
+
+
+class ProgramFeatures(ProgramTransform):
+    """Writes the features of the observation in the same tensordict.
+
+    At a reset that is the observation at the root, at a step the one under ``"next"``. Each
+    program writes the columns that are its own; where it fails or is left out they are 0, and
+    where all do the mask is ``False``.
+
+    It writes ``llm_features`` ``[*B, K]`` float32, ``llm_features_mask`` ``[*B, 1]`` bool and
+    ``llm_code_id`` ``[*B, 1]`` int64: a number of the versions whose features a row holds, the
+    same in every process, 0 for none.
+
+    Args:
+        programs: Programs of kind ``features``; their ``columns`` are K.
+        describer: As of :class:`~lore_torchrl.transforms.program.ProgramTransform`.
+
+    Keyword Args:
+        gamma: Discount of the returns that features are scored by. Default: ``1 - 1/333``.
+        learning: As there. Default: ``True``.
+
+    Raises:
+        ValueError: If the programs are of another kind, or as there.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramSet,
+        describer: Describer,
+        *,
+        gamma: float = 1.0 - 1.0 / 333.0,
+        learning: bool = True,
+    ) -> None:
+        if programs.kind != "features":
+            raise ValueError(f"ProgramFeatures needs programs of features, got {programs.kind}.")
+        super().__init__(programs, describer, keys.FEATURE_KEYS, gamma=gamma, learning=learning)
+
+    def _begin(self, rows: int) -> None:
+        super()._begin(rows)
+        self._features = np.zeros((rows, self.programs.columns), dtype=np.float32)
+        self._mask = np.zeros((rows, 1), dtype=bool)
+        self._code_id = np.zeros((rows, 1), dtype=np.int64)
+
+    def _candidates(self) -> list[UsedProgram]:
+        return self.programs.active()
+
+    def _write(
+        self,
+        tensordict: TensorDictBase,
+        found: dict[int, dict[UsedProgram, np.ndarray]],
+        before: TensorDictBase | None,
+    ) -> None:
+        for row, values in found.items():
+            self._features[row] = 0.0
+            for used, columns in values.items():
+                first = used.columns.start
+                self._features[row, first : first + len(columns)] = columns
+            self._mask[row] = bool(values)
+            self._code_id[row] = stable_number(*sorted(u.program.code_id for u in values))
+        for key, values in zip(
+            self.out_keys, (self._features, self._mask, self._code_id), strict=True
+        ):
+            # Collectors keep what they are given by reference: each step needs its own copy.
+            tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
+            tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the three entries."""
+        batch, device = observation_spec.shape, observation_spec.device
+        size, one = (*batch, self.programs.columns), {"shape": (*batch, 1), "device": device}
+        observation_spec[keys.FEATURES] = Bounded(
+            -LARGEST, LARGEST, shape=size, dtype=torch.float32, device=device
+        )
+        observation_spec[keys.FEATURES_MASK] = Binary(n=1, dtype=torch.bool, **one)
+        observation_spec[keys.CODE_ID] = Unbounded(dtype=torch.int64, **one)
+        return observation_spec

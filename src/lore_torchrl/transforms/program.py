@@ -1,0 +1,181 @@
+"""Base of the transforms that run programs on what each row of a batch sees."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from tensordict import TensorDictBase
+from torchrl.envs.transforms import Transform
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.sandbox import ProgramSet, UsedProgram, discounted_returns
+from lore_torchrl.transforms.rows import (
+    action_indices,
+    anchors_of,
+    any_true,
+    entry,
+    flat_rows,
+    row_values,
+)
+
+
+class ProgramTransform(Transform):
+    """Follows the episodes of a batch and runs programs on each new observation.
+
+    Which programs run in an episode is settled at its reset: those that are not retired, and
+    whose bandit is not in a block without them. When it ends, the bandits learn its raw return.
+
+    Args:
+        programs: The programs.
+        describer: Gives :meth:`program_view`, what a program sees. It must be this transform's
+            own, since it remembers what the rows have seen.
+        out_keys: What is written.
+
+    Keyword Args:
+        gamma: Discount of the learner, from 0 to 1.
+        learning: Whether the bandits choose and learn, as in training; ``False`` runs all
+            programs that are not retired. Default: ``True``.
+
+    Raises:
+        ValueError: If the describer has no ``program_view``, or ``gamma`` is out of range.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramSet,
+        describer: Describer,
+        out_keys: Sequence[str],
+        *,
+        gamma: float,
+        learning: bool = True,
+    ) -> None:
+        if not hasattr(describer, "program_view"):
+            raise ValueError(
+                f"{type(describer).__name__} has no program_view(): give it one, which returns "
+                "what a program sees as plain Python data, or switch programs off."
+            )
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
+        super().__init__(in_keys=list(describer.in_keys), out_keys=list(out_keys))
+        self.programs, self.describer = programs, describer
+        self.gamma, self.learning = gamma, learning
+        self._anchors = anchors_of(describer)
+        self._begin(0)
+
+    def _begin(self, rows: int) -> None:
+        """Start with so many rows, none of which has been reset."""
+        self._ended = np.ones(rows, dtype=bool)
+        # Of each row's episode: the bandits' blocks, the programs that run, what they computed,
+        # and the raw rewards.
+        self._blocks: list[dict[UsedProgram, int]] = [{} for _ in range(rows)]
+        self._running: list[list[UsedProgram]] = [[] for _ in range(rows)]
+        self._values: list[dict[UsedProgram, list[np.ndarray]]] = [{} for _ in range(rows)]
+        self._rewards: list[list[float]] = [[] for _ in range(rows)]
+
+    def clone(self) -> ProgramTransform:
+        """Return a copy without environment that shares the programs but no rows."""
+        clone = super().clone()
+        clone._begin(0)
+        return clone
+
+    @abstractmethod
+    def _candidates(self) -> list[UsedProgram]:
+        """Return the programs of an episode which begins, before the bandits leave some out."""
+
+    @abstractmethod
+    def _write(
+        self,
+        tensordict: TensorDictBase,
+        found: dict[int, dict[UsedProgram, np.ndarray]],
+        before: TensorDictBase | None,
+    ) -> None:
+        """Write what the programs ``found`` on each row's new observation.
+
+        ``before`` is the step's own tensordict, ``None`` at a reset.
+        """
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        rows = tensordict_reset.numel()
+        reset_keys = self.parent._filtered_reset_keys
+        partial = any(tensordict.get(key, None) is not None for key in reset_keys)
+        reset = any_true(tensordict, reset_keys, rows) if partial else np.ones(rows, dtype=bool)
+        if rows != len(self._ended):
+            if not reset.all():
+                raise RuntimeError("A partial reset came first: reset the whole environment.")
+            self._begin(rows)
+        self._ended[reset] = False
+        for row in np.flatnonzero(reset).tolist():
+            candidates = self._candidates()
+            self._blocks[row] = {used: used.bandit.block for used in candidates}
+            self._running[row] = [u for u in candidates if u.bandit.on or not self.learning]
+            self._values[row] = {used: [] for used in self._running[row]}
+            self._rewards[row] = []
+        self._write(tensordict_reset, self._compute(tensordict_reset, reset, None), None)
+        return tensordict_reset
+
+    _reset_on_native_autoreset = _reset
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        rows = next_tensordict.numel()
+        if rows != len(self._ended):
+            raise RuntimeError(f"Reset with {len(self._ended)} rows, stepped with {rows}.")
+        actions = action_indices(
+            tensordict, self.parent.action_key, len(self.describer.actions), self._anchors
+        )
+        stepped = ~self._ended
+        # Before it is shaped.
+        raw = next_tensordict.get(keys.RAW_REWARD, None)
+        raw = entry(next_tensordict, self.parent.reward_key) if raw is None else raw
+        rewards = flat_rows(raw, rows).sum(1).tolist()
+        found = self._compute(next_tensordict, stepped, actions)
+        self._write(next_tensordict, found, tensordict)
+        ended = stepped & any_true(next_tensordict, self.parent.done_keys, rows)
+        for row in np.flatnonzero(stepped).tolist():
+            self._rewards[row].append(rewards[row])
+            if ended[row]:
+                self._end(row)
+        self._ended |= ended
+        return next_tensordict
+
+    def _compute(
+        self, tensordict: TensorDictBase, where: np.ndarray, actions: list[int] | None
+    ) -> dict[int, dict[UsedProgram, np.ndarray]]:
+        """Run each row's programs on its observation; ``actions`` are ``None`` at a reset."""
+        observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        found = {}
+        for row in np.flatnonzero(where).tolist():
+            observation = {key: values[row] for key, values in observations.items()}
+            action = None if actions is None else actions[row]
+            self.describer.observe(row, observation, action, reset=actions is None)
+            running = [used for used in self._running[row] if used.retired is None]
+            found[row] = {}
+            if running:
+                view = self.describer.program_view(row, observation)
+                found[row] = self.programs.compute(running, view)
+            for used, values in self._values[row].items():
+                # Of a failure it is not known what it would have told.
+                values.append(found[row].get(used, values[-1] if values else None))
+        return found
+
+    def _end(self, row: int) -> None:
+        """Tell the programs of an episode what it returned."""
+        if not self.learning:
+            return
+        rewards = np.array(self._rewards[row])
+        returns = discounted_returns(rewards, self.gamma)
+        for used in self._running[row]:
+            # The last observation is followed by no reward.
+            told = self._values[row][used][:-1]
+            if all(values is not None for values in told):
+                used.observe(np.stack(told), returns)
+        for used, block in self._blocks[row].items():
+            self.programs.observe(used, block, float(rewards.sum()))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Refuse: programs follow a live environment, not stored data."""
+        raise NotImplementedError("Put it on the environment, not on the replay buffer.")

@@ -1,0 +1,127 @@
+"""The transform that shapes the reward by a program's measure of progress."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.data.tensor_specs import Composite, Unbounded
+
+from lore_torchrl import keys
+from lore_torchrl.advisors.base import Describer
+from lore_torchrl.sandbox import ProgramSet, UsedProgram
+from lore_torchrl.transforms.program import ProgramTransform
+from lore_torchrl.transforms.rows import any_true
+
+
+class ProgressShaping(ProgramTransform):
+    r"""Adds potential-based shaping to the reward, and keeps the environment's own.
+
+    With :math:`\Phi` what ``progress(obs)`` returns, from 0 to 1, a step's reward becomes
+
+    .. math::
+        r + \gamma \Phi(s') - \Phi(s), \qquad \Phi(s_\text{terminal}) = 0
+
+    which leaves the optimal policies as they are, whatever :math:`\Phi` is
+    (`Ng et al. 1999 <https://dl.acm.org/doi/10.5555/645528.657613>`_). Where an episode is
+    truncated :math:`\Phi(s')` is kept, since the value of what follows is.
+
+    The absolute shaping of an episode adds up to at most ``episode_budget``. Of that,
+    :math:`\Phi(s)` is always held back for the terminal step, which takes back what was paid; a
+    step that would need it is not shaped, and :math:`\Phi(s)` stays the potential that was paid
+    last. So is a step on which the program fails. So without a discount the shaping of an episode
+    that terminates adds up to :math:`-\Phi(s_0)` in any case, and no cycle gains.
+
+    The learner reads ``reward``. The raw reward is written as ``raw_reward``, under ``"next"``
+    for a step and 0 at a reset; :func:`lore_torchrl.keys.raw_reward` returns it.
+
+    Args:
+        programs: Programs of kind ``progress``; an episode is shaped by the one of the best score.
+        describer: As of :class:`~lore_torchrl.transforms.program.ProgramTransform`.
+
+    Keyword Args:
+        gamma: :math:`\gamma`, the learner's discount. Default: ``1 - 1/333``.
+        episode_budget: Most absolute shaping of an episode, above 0. Default: ``4.0``.
+        learning: As there. Default: ``True``.
+
+    Raises:
+        ValueError: If the programs are of another kind, the budget is not positive, or as there.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramSet,
+        describer: Describer,
+        *,
+        gamma: float = 1.0 - 1.0 / 333.0,
+        episode_budget: float = 4.0,
+        learning: bool = True,
+    ) -> None:
+        if programs.kind != "progress":
+            raise ValueError(f"ProgressShaping needs programs of progress, got {programs.kind}.")
+        if not episode_budget > 0:
+            raise ValueError(f"episode_budget must be above 0, got {episode_budget}.")
+        self.episode_budget = episode_budget
+        self.episodes, self.paid = 0, 0.0
+        super().__init__(programs, describer, [keys.RAW_REWARD], gamma=gamma, learning=learning)
+
+    def _begin(self, rows: int) -> None:
+        super()._begin(rows)
+        # Of each row: the potential paid last, and the absolute shaping of its episode.
+        self._potential, self._spent = np.zeros(rows), np.zeros(rows)
+
+    def _candidates(self) -> list[UsedProgram]:
+        return self.programs.active()[:1]
+
+    def _write(
+        self,
+        tensordict: TensorDictBase,
+        found: dict[int, dict[UsedProgram, np.ndarray]],
+        before: TensorDictBase | None,
+    ) -> None:
+        potentials = {
+            row: float(value[0]) for row, values in found.items() for value in values.values()
+        }
+        if before is None:
+            for row in found:
+                self._potential[row] = min(potentials.get(row, 0.0), self.episode_budget)
+                self._spent[row] = 0.0
+            zeros = torch.zeros(*tensordict.batch_size, 1, device=tensordict.device)
+            tensordict.set(keys.RAW_REWARD, zeros)
+            return
+        done_keys = self.parent.done_keys
+        terminated = [k for k in done_keys if (k if isinstance(k, str) else k[-1]) == "terminated"]
+        ends = any_true(tensordict, terminated, len(self._potential))
+        dones = any_true(tensordict, done_keys, len(self._potential))
+        shaping = np.zeros(len(self._potential), dtype=np.float32)
+        for row in found:
+            after = 0.0 if ends[row] else potentials.get(row)
+            if after is not None:
+                shaping[row] = self._pay(row, after)
+            self.episodes += int(dones[row])
+        reward = tensordict.get(self.parent.reward_key)
+        tensordict.set(keys.RAW_REWARD, reward)
+        added = torch.from_numpy(shaping).view(reward.shape).to(reward.device)
+        tensordict.set(self.parent.reward_key, reward + added)
+
+    def _pay(self, row: int, after: float) -> float:
+        """Return the shaping of a step to potential ``after``, 0 where the budget does not last."""
+        paid = self.gamma * after - self._potential[row]
+        if self._spent[row] + abs(paid) + after > self.episode_budget:
+            return 0.0
+        self._spent[row] += abs(paid)
+        self._potential[row] = after
+        self.paid += abs(paid)
+        return paid
+
+    def stats(self) -> dict[str, float]:
+        """Return the programs' counts, and the mean absolute shaping of an episode."""
+        return {**self.programs.stats(), "shaping_paid": self.paid / max(1, self.episodes)}
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the raw reward, which a reset has too."""
+        shape, device = (*observation_spec.shape, 1), observation_spec.device
+        observation_spec[keys.RAW_REWARD] = Unbounded(
+            shape=shape, dtype=torch.float32, device=device
+        )
+        return observation_spec

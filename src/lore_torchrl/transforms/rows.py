@@ -1,0 +1,84 @@
+"""Rows of a batch of environments as the transforms read them: arrays, text, flags, actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+
+
+def entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
+    """Return an entry; a ``KeyError`` names those that there are."""
+    value = tensordict.get(key, None)
+    if value is None:
+        raise KeyError(
+            f"{key!r} is missing, the environment gives "
+            f"{sorted(map(str, tensordict.keys(True, True)))}. "
+            "Name another one in the describer's in_keys or in the transform."
+        )
+    return value
+
+
+def row_values(tensordict: TensorDictBase, key: NestedKey) -> Sequence[Any]:
+    """Return the value of each row: arrays for a tensor, ``str`` for text."""
+    value = entry(tensordict, key)
+    rows = tensordict.numel()
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        return value.reshape(rows, *value.shape[tensordict.ndim :]).cpu().numpy()
+    value = value.tolist() if hasattr(value, "tolist") else value
+    texts = [str(text) for text in np.array(value, dtype=object).ravel()]
+    if len(texts) == 1:
+        texts *= rows
+    if len(texts) != rows:
+        raise ValueError(f"{key!r} holds {len(texts)} texts for {rows} rows.")
+    return texts
+
+
+def flat_rows(value: torch.Tensor, rows: int) -> np.ndarray:
+    """Return a tensor as an array of shape ``[rows, features]``."""
+    return value.detach().reshape(rows, -1).cpu().numpy()
+
+
+def scalars(value: torch.Tensor, rows: int, key: NestedKey) -> list[float]:
+    """Return one number for each row."""
+    if value.numel() != rows:
+        raise ValueError(f"{key!r} must hold one number a row, got shape {tuple(value.shape)}.")
+    return value.detach().reshape(rows).cpu().tolist()
+
+
+def any_true(tensordict: TensorDictBase, flags: Sequence[NestedKey], rows: int) -> np.ndarray:
+    """Return which rows are true by any of the keys, those that are missing aside."""
+    found = np.zeros(rows, dtype=bool)
+    for key in flags:
+        value = tensordict.get(key, None)
+        if value is not None:
+            found |= flat_rows(value, rows).any(1)
+    return found
+
+
+def action_indices(
+    tensordict: TensorDictBase, key: NestedKey, number: int, anchors: np.ndarray | None
+) -> list[int]:
+    """Return each row's action as an index: of an index, a one-hot, or the nearest anchor."""
+    action = flat_rows(entry(tensordict, key), tensordict.numel())
+    size, wanted = action.shape[1], f"advice needs an index or a one-hot of {number}"
+    if anchors is not None:
+        wanted = f"the describer's anchors have {anchors.shape[1]} dimensions"
+        if size == anchors.shape[1]:
+            return np.square(action[:, None] - anchors[None]).sum(2).argmin(1).tolist()
+    elif size == 1 and action.dtype.kind in "iu":
+        return action[:, 0].tolist()
+    elif size == number:
+        return action.argmax(1).tolist()
+    raise ValueError(f"{key!r} holds {size} numbers of {action.dtype} a row; {wanted}.")
+
+
+def anchors_of(describer: Any) -> np.ndarray | None:
+    """Return the continuous actions that a describer's names stand for, ``None`` without."""
+    anchors = getattr(describer, "anchors", None)
+    return None if anchors is None else np.asarray(anchors, dtype=np.float32)

@@ -1,0 +1,154 @@
+"""Programs in a run: what replay keeps, what the learner reads, what is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny_run import planner, tiny_config
+
+from lore_torchrl import keys
+from lore_torchrl.configs import EnvConfig, FeaturesConfig, LoReConfig, ProgressConfig
+from lore_torchrl.control import AdviceBandit
+from lore_torchrl.control.observer import AdviceObserver
+from lore_torchrl.dreamer.acting import adapter_of
+from lore_torchrl.dreamer.hooks import MetricsHook
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.programs import build_programs, hand_written
+from lore_torchrl.dreamer.run import build_run, train
+from lore_torchrl.envs.adapter import sample_views
+from lore_torchrl.envs.crafter import Crafter
+from lore_torchrl.envs.minigrid import MiniGrid
+from lore_torchrl.sandbox import ProgramStore, check_program, judged
+
+pytest.importorskip("pydantic_monty")
+
+RECORDING = Path(__file__).parents[2] / "recordings" / "programs_llm.jsonl"
+BOTH = LoReConfig(
+    features=FeaturesConfig(enabled=True, block_episodes=1),
+    progress=ProgressConfig(enabled=True, block_episodes=1),
+)
+
+
+def collected(tmp_path, lore: LoReConfig):
+    run = build_run(tiny_config(tmp_path, lore=lore), advisor=planner())
+    batch = next(iter(run.collector)).clone()
+    run.replay_hook.extend(batch)
+    records = run.replay_hook.replay[0].storage[:]
+    run.close()
+    return batch, records
+
+
+def test_off_by_default_nothing_of_it_is_there(tmp_path):
+    assert build_programs(tiny_config(tmp_path), MiniGrid("MiniGrid-DoorKey-5x5-v0")) is None
+    batch, records = collected(tmp_path, LoReConfig())
+    names = {*batch["next"].keys(), *records["next"].keys()}
+    assert not names & {*keys.FEATURE_KEYS, keys.RAW_REWARD}
+
+
+def test_replay_keeps_the_features_and_the_shaped_reward(tmp_path):
+    batch, records = collected(tmp_path, BOTH)
+    shaping = batch["next", "reward"] - batch["next", keys.RAW_REWARD]
+    assert shaping.abs().sum() > 0
+    stored = records["next"]
+    assert stored[keys.FEATURES].shape[1:] == (8,) and stored[keys.FEATURES_MASK].any()
+    # The first record is that of the reset.
+    torch.testing.assert_close(stored["reward"][1:9], batch["next", "reward"][0, :8])
+    torch.testing.assert_close(stored[keys.FEATURES][0], batch[keys.FEATURES][0, 0])
+
+
+def test_a_run_logs_raw_returns_and_is_repeated_bitwise(tmp_path):
+    rows = []
+    for name in ("first", "second"):
+        config = tiny_config(tmp_path / name, lore=BOTH, total_steps=128)
+        train(config, advisor=planner())
+        rows.append(read_metrics(tmp_path / name))
+    clock = ("time/", "advice/latency")
+    plain = [
+        [{k: v for k, v in row.items() if not k.startswith(clock)} for row in one] for one in rows
+    ]
+    assert plain[0] == plain[1]
+    last = rows[0][-2] | rows[0][-1]
+    assert last["features/run"] > 0 and last["progress/shaping_paid"] > 0
+    # MiniGrid's own reward lies in [0, 1]: a shaped one would be below.
+    assert all(0 <= row.get("train/return", 0) <= 1 for row in rows[0])
+
+
+def test_what_measures_an_agent_reads_the_raw_reward():
+    steps = {"reward": -torch.ones(1, 2, 1), keys.RAW_REWARD: torch.ones(1, 2, 1)}
+    steps |= {"done": torch.tensor([[[False], [True]]]), "success": torch.zeros(1, 2, 1).bool()}
+    steps["step_count"] = torch.tensor([[[1], [2]]])
+    batch = TensorDict({"next": TensorDict(steps, [1, 2])}, [1, 2])
+    batch[keys.KL], batch[keys.COEFFICIENT] = torch.zeros(1, 2, 1), torch.zeros(1, 2, 1)
+    hook = MetricsHook(None, interval=1, num_envs=1, updates=lambda: 0)
+    hook.collected(batch)
+    assert hook._window["train/return"] == [2.0]
+    bandit = AdviceBandit()
+    AdviceObserver(bandit)(batch)
+    assert bandit.high == 2.0 and bandit.low == 0.0
+    assert keys.raw_reward(batch["next"].exclude(keys.RAW_REWARD)).sum() == -2
+
+
+@pytest.mark.parametrize("kind", ["features", "progress"])
+def test_hand_written_programs_pass_their_checks(kind):
+    minigrid = MiniGrid("MiniGrid-DoorKey-6x6-v0")
+    for adapter, steps in ((minigrid, 150), (Crafter(area=(16, 16)), 60)):
+        views, returns = sample_views(adapter, steps=steps)
+        program = hand_written(kind, adapter)
+        assert program.model == "hand-written"
+        assert check_program(program, views, returns=returns)["views"] == len(views)
+    with pytest.raises(ValueError, match="no hand-written"):
+        hand_written(kind, object())
+
+
+@pytest.mark.parametrize(
+    "program", ProgramStore(RECORDING).read(), ids=lambda p: f"{p.env}-{p.kind}"
+)
+def test_recorded_programs_run_as_recorded(program):
+    adapter = MiniGrid(program.env)
+    views, _ = sample_views(adapter, steps=60, memory="DoorKey" not in program.env)
+    again, failure = judged(program, views)
+    assert (failure is None) == program.accepted
+    assert again.checks.get("names") == program.checks.get("names")
+
+
+def test_a_run_takes_its_programs_from_a_recording(tmp_path):
+    config = tiny_config(
+        tmp_path,
+        env=EnvConfig(id="MiniGrid-DoorKey-8x8-v0"),
+        lore=LoReConfig(progress=ProgressConfig(enabled=True, path=str(RECORDING))),
+    )
+    programs = build_programs(config, adapter_of(config.env))
+    [used] = programs.shaping.programs.used
+    assert used.program.model == "general-purpose language model" and programs.features is None
+    rows = [json.loads(line) for line in RECORDING.read_text().splitlines()]
+    assert used.program.code_id in {row["code_id"] for row in rows}
+    config.env.id = "MiniGrid-DoorKey-5x5-v0"
+    with pytest.raises(ValueError, match="holds no accepted progress program"):
+        build_programs(config, adapter_of(config.env))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_view_holds_nothing_that_the_description_hides(memory):
+    adapter = MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    env, describer = adapter.make_env(num_envs=1, seed=0), adapter.make_describer(memory=memory)
+    seen: dict[str, str] = {}
+    stream = torch.Generator().manual_seed(0)
+    td, reset, last = env.reset(), True, None
+    for _ in range(250):
+        observation = {"image": td["image"][0].numpy(), "direction": td["direction"][0].numpy()}
+        observation["mission"] = str(td["mission"])
+        describer.observe(0, observation, None if reset else last, reset=reset)
+        view = json.dumps(describer.program_view(0, observation))
+        assert set(json.loads(view)) == set(describer.program_fields)
+        text = describer.request(0, observation).description
+        assert seen.setdefault(text, view) == view
+        last = int(torch.randint(7, (), generator=stream))
+        td["action"] = torch.eye(7, dtype=torch.long)[last][None]
+        stepped, td = env.step_and_maybe_reset(td)
+        reset = bool(stepped["next", "done"].any())
+    assert len(set(seen.values())) > 10
+    env.close()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from lore_torchrl.sandbox import Program, ProgramBandit, ProgramSet
+
+pytest.importorskip("pydantic_monty")
+
+
+def features(*names: str, scale: float = 1.0) -> Program:
+    pairs = ", ".join(f"'{name}': {scale} * obs['n']" for name in names)
+    return Program(
+        "features",
+        f"def compute_features(obs):\n    return {{{pairs}}}",
+        checks={"names": sorted(names)},
+    )
+
+
+def test_a_later_program_takes_free_columns():
+    programs = ProgramSet([features("a", "b")], columns=4)
+    programs.add(features("c"))
+    assert [used.columns for used in programs.used] == [slice(0, 2), slice(2, 3)]
+    with pytest.raises(ValueError, match="of 1 free columns"):
+        programs.add(features("d", "e"))
+    programs.retire(programs.used[0], "a test")
+    with pytest.raises(ValueError, match="of 1 free columns"):
+        programs.add(features("d", "e"))
+    with pytest.raises(ValueError, match="in use already"):
+        programs.add(features("c"))
+    with pytest.raises(ValueError, match="at least one"):
+        ProgramSet([])
+
+
+def test_a_result_is_computed_once_for_each_view():
+    programs = ProgramSet([features("a")])
+    [used] = programs.used
+    for n in (1, 2, 1, 1):
+        assert programs.compute([used], {"n": n})[used].tolist() == [n]
+    assert (used.run, used.cached, used.failed) == (2, 2, 0)
+
+
+def test_failures_are_counted_and_retire_a_program():
+    broken = Program("features", "def compute_features(obs):\n    return {'a': 1 / obs['n']}")
+    programs = ProgramSet([broken], max_failures=3)
+    [used] = programs.used
+    for _ in range(3):
+        assert programs.compute([used], {"n": 0}) == {}
+        assert programs.compute([used], {"n": 2})
+    assert used.retired == "3 failures" and programs.active() == []
+    assert programs.stats() == {"run": 4, "cached": 2, "failed": 3, "retired": 1, "score": 0}
+
+
+def test_other_names_than_before_are_a_failure():
+    code = "def compute_features(obs):\n    return {obs['name']: 1.0}"
+    programs = ProgramSet([Program("features", code)])
+    assert programs.compute(programs.used, {"name": "a"})
+    assert not programs.compute(programs.used, {"name": "b"})
+
+
+def test_the_program_that_tells_most_of_returns_comes_first():
+    programs = ProgramSet([features("a"), features("b", scale=2.0)])
+    first, second = programs.used
+    rng = np.random.default_rng(0)
+    for _ in range(16):
+        returns = rng.random(20)
+        first.observe(rng.random((20, 1)), returns)
+        second.observe(returns[:, None] ** 2, returns)
+    assert second.score > 0.99 and first.score < 0.2
+    assert programs.active() == [second, first]
+
+
+def played(gain: float, *, blocks: int = 60, **settings) -> ProgramBandit:
+    bandit = ProgramBandit(**({"off_share": 0.3, "block_episodes": 4} | settings))
+    stream = random.Random(1)
+    for _ in range(4 * blocks):
+        bandit.observe(bandit.block, gain * bandit.on + stream.random())
+    return bandit
+
+
+def test_a_bandit_finds_out_what_costs_return():
+    assert not played(-0.5).pays
+    assert played(0.5).pays and played(0.5).gain == pytest.approx(0.5, abs=0.2)
+    assert not played(-0.5, blocks=60, off_share=0.3, seed=5).pays
+    assert played(-0.5, off_share=0.0).pays and played(-0.5, off_share=0.0).gain is None
+
+
+def test_a_bandit_ignores_episodes_of_an_earlier_block():
+    bandit = ProgramBandit(off_share=0.5, block_episodes=1)
+    bandit.observe(0, 1.0)
+    bandit.observe(0, 1.0)
+    assert bandit.block == 1
+
+
+def test_a_set_goes_on_where_it_was_saved():
+    programs = ProgramSet([features("a")], block_episodes=2)
+    [used] = programs.used
+    programs.compute([used], {"n": 1})
+    for _ in range(9):
+        programs.observe(used, used.bandit.block, 1.0)
+    restored = ProgramSet([features("a")], block_episodes=2)
+    restored.load_state_dict(programs.state_dict())
+    assert restored.state_dict() == programs.state_dict()
+    for _ in range(9):
+        for each in (programs, restored):
+            each.observe(each.used[0], each.used[0].bandit.block, 1.0)
+    assert restored.state_dict() == programs.state_dict()
