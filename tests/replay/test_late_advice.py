@@ -124,3 +124,14 @@ def test_a_whole_number_as_confidence_is_one_like_any_other():
     store(late, replay, [7])
     late.apply(replay, answered({7: advice(2, confidence=1)}))
     assert late.written == 1
+
+
+def test_valid_actions_come_late_too_and_all_count_where_nothing_is_said():
+    replay, late = make_replay(6), LateAdvice(action_mask=True)
+    records = rows([4, 5, 6])
+    records["next", keys.ACTION_MASK] = torch.ones(3, N_ACTIONS, dtype=torch.bool)
+    late.note(records, replay.extend(records))
+    said = Advice((0.0, 1.0, 2.0), valid=(True, False, True))
+    assert late.apply(replay, answered({4: said, 5: advice(2)})) == 2
+    found = replay[0][:]["next", keys.ACTION_MASK].tolist()
+    assert found == [[True, False, True], [True] * 3, [True] * 3]
