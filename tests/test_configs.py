@@ -535,3 +535,20 @@ def test_a_saved_run_is_read_under_its_old_names():
     saved = {"env": {"family": "mine.Adapter"}, "lore": {"calls": {"coarse_votes": 3}}}
     config = configs.restore_config(saved)
     assert config.env.adapter == "mine.Adapter" and config.lore.calls.answers_averaged == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lore.subgoal.enabled=true", "lore.sampling.kind=success"],
+        ["lore.progress.enabled=true", "lore.sampling.kind=advantage"],
+        ["lore.subgoal.enabled=true", "lore.calls.td_spike=3", "lore.calls.always=false"],
+        ["lore.mixer.action_mask=true", "lore.temperature.rate=0.1"],
+        ["lore.planner.enabled=true", "lore.planner.seed=plan"],
+    ],
+)
+def test_channels_that_contradict_each_other_are_refused(words):
+    from omegaconf import OmegaConf
+
+    with pytest.raises(ValueError, match="set lore"):
+        OmegaConf.to_object(compose("experiment=doorkey5x5", *words))

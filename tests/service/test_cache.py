@@ -75,3 +75,14 @@ def test_plan_subgoal_and_valid_actions_survive_the_state_the_store_and_the_aver
     assert AdviceCache(store=store).peek("a") == answer
     mean = average([answer, Advice((2.0, 1.0), 0.5)])
     assert mean.extras() == answer.extras()
+
+
+def test_what_a_situation_s_own_answer_says_goes_before_what_others_say():
+    cache = AdviceCache(answers_averaged=5)
+    cache.put("old", Advice((1.0, 0.0), plan=(0,), valid=(True, False)), abstract_state="s")
+    cache.put("own", Advice((0.0, 1.0), plan=(1,), valid=(False, True)), abstract_state="s")
+    cache.put("new", Advice((0.5, 1.0), plan=(1, 1)), abstract_state="s")
+    assert cache.get("own", "s").plan == (1,) and cache.get("own", "s").valid == (False, True)
+    assert cache.get("old", "s").plan == (0,)
+    # Where it has none, the latest serves.
+    assert cache.get("other", "s").plan == (1, 1)

@@ -132,3 +132,17 @@ def test_the_entries_fit_their_specs():
 def test_a_plan_of_other_actions_is_no_advice(wrong):
     with pytest.raises(ValueError, match=r"plan|valid"):
         Advice((0.0, 0.0, 3.0), **wrong)
+
+
+def test_a_planned_no_op_leaves_the_situation_to_be_asked_about():
+    advisor = PlanForward(3)
+    service = make_service(advisor)
+    service.cache.filter_no_op("1", FORWARD)
+    policy = TensorDictModule(
+        lambda mask: torch.full_like(mask.squeeze(-1), FORWARD, dtype=torch.long),
+        ["llm_mask"],
+        ["action"],
+    )
+    transform = AdviceTransform(service, Describe(), require_key=None, plan_horizon=4)
+    TransformedEnv(SerialEnv(1, Halting), transform).rollout(1, policy)
+    assert advisor.asked == ["0", "1"] and service.stats()["plan_steps"] == 0

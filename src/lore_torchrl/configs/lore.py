@@ -460,6 +460,16 @@ class LoReConfig(Settings, prefix="lore"):
         planned = self.planner.enabled and self.planner.seed == "plan"
         rule = "there are no plans: set lore.calls.plan_horizon above 0"
         self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
+        shaped = self.subgoal.enabled or self.progress.enabled
+        rule = "episodes would be told apart by a shaped reward: set lore.sampling.kind=uniform"
+        uniform = self.sampling.kind == "uniform"
+        self.sampling.require(uniform or not shaped, "kind", rule)
+        rule = "TD errors would lack the bonus: set lore.calls.td_spike=null"
+        told = not self.subgoal.enabled or self.calls.td_spike is None
+        self.calls.require(told, "td_spike", rule)
+        rule = "it would align with what no advice may choose: set lore.temperature.rate=0"
+        aligned = self.mixer.action_mask and self.temperature.rate > 0
+        self.mixer.require(not aligned, "action_mask", rule)
         learns = self.loss.multiplier_lr or self.loss.distillation_weight
         rule = (
             "the losses mix without values: set lore.loss.multiplier_lr=0 and "

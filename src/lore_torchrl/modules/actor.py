@@ -278,7 +278,10 @@ class LoReActor(TensorDictModuleBase):
 
     def _mixed_in(self, advice: AdviceBatch, planned: tuple[Tensor, Tensor] | None) -> AdviceBatch:
         """Return the planner's advice, and what is given else where it has none."""
-        return advice if planned is None else self.planner.usable(planned).completed(advice)
+        if planned is None:
+            return advice
+        mixed = self.planner.usable(planned).completed(advice)
+        return mixed._replace(excluded=advice.excluded)
 
     @torch.no_grad()
     def explain(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], AdviceBatch]:

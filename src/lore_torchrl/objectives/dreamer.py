@@ -106,7 +106,9 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         """
         actor_loss, head = self.actor_loss, self.actor_loss.subgoal_head
         if head is not None:
-            actor_loss.subgoal = sample.get(("next", keys.SUBGOAL)).flatten(0, 1)
+            # Nothing is to be reached from a state that ends an episode.
+            open_ = ~sample.get(("next", self.value_loss.tensor_keys.done))
+            actor_loss.subgoal = (sample.get(("next", keys.SUBGOAL)) * open_).flatten(0, 1)
         result = super().forward(sample)
         context = result.get(self.tensor_keys.replay_context)
         if head is not None:

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -248,7 +248,9 @@ class AdviceCache:
         alone = self.answers_averaged is None or abstract_state is None
         if alone or own.abstract != abstract_state:
             return own.advice
-        return average(self._state_answers(key, abstract_state))
+        mean = average(self._state_answers(key, abstract_state))
+        # What else is said is about one situation: this one, where it has an answer of its own.
+        return replace(mean, **read_extras(own.advice.extras())) if found == key else mean
 
     def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
         """Return the key of the entry that serves, if any."""
@@ -295,6 +297,11 @@ class AdviceCache:
         if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
             return False
         return not self._is_no_op(key, entry.advice)
+
+    def is_no_op(self, key: str, advice: Advice) -> bool:
+        """Return whether an answer prefers an action that is known to be a no-op."""
+        with self._lock:
+            return self._is_no_op(key, advice)
 
     def _is_no_op(self, key: str, advice: Advice) -> bool:
         actions = self._no_ops.get(key)
@@ -530,7 +537,7 @@ def average(advices: Sequence[Advice]) -> Advice:
     r"""Return the confidence-weighted mean of some answers' distributions, as one answer.
 
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
-    all :math:`c_j = 0` count alike. Plan, subgoal and valid actions are those of the last answer
+    all :math:`c_j = 0` count alike. Plan, subgoal and valid actions are those of the first answer
     that has any. A single answer comes back as it is.
     """
     if len(advices) == 1:
@@ -543,7 +550,7 @@ def average(advices: Sequence[Advice]) -> Advice:
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
     extras: dict[str, Any] = {}
-    for advice in advices:
+    for advice in reversed(advices):
         extras |= advice.extras()
     return Advice(tuple(logs.tolist()), float(confidence.mean()), **read_extras(extras))
 

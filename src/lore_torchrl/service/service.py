@@ -247,8 +247,10 @@ class AdviceService:
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
     def _keep_planned(self, query: Query) -> Reply:
-        """Put a plan's step into the cache, which drops it if it is known to be a no-op."""
+        """Put a plan's step into the cache, unless it is known to be a no-op."""
         key, state = self._keys(query)
+        if self.cache.is_no_op(key, query.planned):
+            return Reply()
         with self._storing():
             self.cache.put(key, query.planned, abstract_state=state, latent=query.latent)
         reply = self._find(query, count=False)
