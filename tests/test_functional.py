@@ -80,7 +80,7 @@ class TestCategoricalKl:
 
 class TestAdviceBatch:
     def test_centres_and_clips(self):
-        logits, weight, valid, _ = AdviceBatch.clean(
+        logits, weight, valid, *_ = AdviceBatch.clean(
             torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]]),
             torch.tensor([[1.7], [-0.2]]),
             torch.ones(2, 1, dtype=torch.bool),
@@ -106,7 +106,7 @@ class TestAdviceBatch:
     )
     def test_unusable_rows_become_exact_zeros(self, logits, confidence, mask):
         good = torch.tensor([[1.0, 3.0]])
-        out, weight, valid, _ = AdviceBatch.clean(
+        out, weight, valid, *_ = AdviceBatch.clean(
             torch.cat((good, torch.tensor([logits]))),
             torch.tensor([[0.5], [confidence]]),
             torch.tensor([[True], [mask]]),
