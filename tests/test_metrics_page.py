@@ -23,6 +23,7 @@ from lore_torchrl.configs import (  # noqa: E402
     LoggerConfig,
     LoReConfig,
     LossConfig,
+    MixerConfig,
     PlannerConfig,
     PriorNetConfig,
     ProgressConfig,
@@ -60,6 +61,7 @@ def logged(tmp_path_factory) -> set[str]:
             cooldown=1,
         ),
         gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
+        mixer=MixerConfig(action_mask=True),
         prior_net=PriorNetConfig(enabled=True),
         planner=PlannerConfig(
             enabled=True, horizon=1, samples=2, elites=1, iterations=1, dyna_weight=0.1

@@ -15,7 +15,7 @@ from PIL import Image
 from tiny_run import planner, tiny_config
 from torchrl.checkpoint import CheckpointError
 
-from lore_torchrl.configs import InspectConfig, LoReConfig
+from lore_torchrl.configs import FeaturesConfig, InspectConfig, LoReConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.inspection import (
@@ -27,6 +27,7 @@ from lore_torchrl.inspection import (
     to_png,
     write_page,
 )
+from lore_torchrl.sandbox import Program, ProgramStore
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +168,20 @@ def test_stock_is_shown_without_advice(tmp_path):
     assert draw(recording, 0, 0).shape == (360, 720, 3)
     with pytest.raises(ValueError, match="no bandit"):
         play(tmp_path / "run", coefficient=0.5)
+
+
+def test_a_program_that_the_run_retired_stays_retired(tmp_path, caplog):
+    programs = tmp_path / "programs.jsonl"
+    code = "def compute_features(obs):\n    return {'one': 1 / 0}"
+    ProgramStore(programs).append(Program("features", code, checks={"names": ["one"]}))
+    config = tiny_config(tmp_path / "run", total_steps=64, checkpoint_interval=64)
+    config.lore.features = FeaturesConfig(enabled=True, path=str(programs), max_failures=1)
+    with caplog.at_level("WARNING"):
+        train(config, advisor=planner())
+        assert "is retired: 1 failures" in caplog.text
+        caplog.clear()
+        play(tmp_path / "run", max_steps=4, advisor=planner())
+    assert "is retired" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4"])

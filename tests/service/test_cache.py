@@ -6,7 +6,6 @@ import pytest
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.service import AdviceCache, AdviceStore
-from lore_torchrl.service.cache import average
 
 
 def test_counts_hits_and_misses():
@@ -64,7 +63,7 @@ def test_rejects_no_room():
         AdviceCache(max_entries=0)
 
 
-def test_plan_subgoal_and_valid_actions_survive_the_state_the_store_and_the_average(tmp_path):
+def test_plan_subgoal_and_valid_actions_survive_the_state_and_the_store(tmp_path):
     answer = Advice((1.0, 2.0), 0.5, plan=(1, 0), subgoal="eat", valid=(True, False))
     store = AdviceStore(tmp_path / "advice.sqlite")
     cache = AdviceCache(store=store)
@@ -73,16 +72,24 @@ def test_plan_subgoal_and_valid_actions_survive_the_state_the_store_and_the_aver
     restored.load_state_dict(json.loads(json.dumps(cache.state_dict())))
     assert restored.peek("a") == answer
     assert AdviceCache(store=store).peek("a") == answer
-    mean = average([answer, Advice((2.0, 1.0), 0.5)])
-    assert mean.extras() == answer.extras()
 
 
-def test_what_a_situation_s_own_answer_says_goes_before_what_others_say():
-    cache = AdviceCache(answers_averaged=5)
+@pytest.mark.parametrize("answers_averaged", [5, None])
+def test_a_plan_serves_its_own_situation_alone_and_the_rest_its_abstract_state(answers_averaged):
+    cache = AdviceCache(answers_averaged=answers_averaged)
     cache.put("old", Advice((1.0, 0.0), plan=(0,), valid=(True, False)), abstract_state="s")
     cache.put("own", Advice((0.0, 1.0), plan=(1,), valid=(False, True)), abstract_state="s")
-    cache.put("new", Advice((0.5, 1.0), plan=(1, 1)), abstract_state="s")
+    cache.put("new", Advice((0.5, 1.0), plan=(1, 1), subgoal="eat"), abstract_state="s")
     assert cache.get("own", "s").plan == (1,) and cache.get("own", "s").valid == (False, True)
-    assert cache.get("old", "s").plan == (0,)
-    # Where it has none, the latest serves.
-    assert cache.get("other", "s").plan == (1, 1)
+    assert cache.get("old", "s").plan == (0,) and cache.get("old", "s").subgoal == ""
+    # Where it has no answer, the latest serves, but for its plan.
+    other = cache.get("other", "s")
+    assert (other.plan, other.subgoal, other.valid) == ((), "eat", ())
+
+
+def test_a_second_answer_about_a_situation_brings_its_own_plan():
+    cache = AdviceCache(answers_averaged=5)
+    cache.put("a", Advice((1.0, 0.0), plan=(0,)), abstract_state="s")
+    cache.put("a", Advice((0.0, 1.0), plan=(1,)), abstract_state="s")
+    cache.filter_no_op("a", 0)
+    assert cache.get("a", "s").plan == (1,)

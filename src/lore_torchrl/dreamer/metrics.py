@@ -43,6 +43,9 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
         origin, coefficient = batch.get(keys.ORIGIN, None), batch.get(keys.COEFFICIENT, None)
         if origin is not None:
             values["prior_net/advised"] = (origin == keys.ORIGIN_PRIOR_NET).float().mean()
+        valid = batch.get(keys.ACTION_MASK, None)
+        if valid is not None:
+            values["lore/invalid_actions"] = (~valid).float().mean()
         score = batch.get(keys.PLANNER_SCORE, None)
         if score is not None:
             values["planner/seed_score"] = batch.get(keys.PLANNER_SEED_SCORE).mean()

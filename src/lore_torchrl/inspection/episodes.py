@@ -190,6 +190,8 @@ def _restore(
     checkpoint = RunCheckpoint(loss_module=learner.loss, collector=policy)
     if acting.service is not None:
         checkpoint.register("advice", acting.service)
+    if acting.programs is not None:
+        checkpoint.register("trainer_module.programs", acting.programs)
     checkpoint.load(path, map_location="cpu")
     return agent, acting
 

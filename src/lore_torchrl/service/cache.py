@@ -189,11 +189,11 @@ class AdviceCache:
                 return None
             if self.answers_averaged is not None and abstract_state is not None:
                 self._visits[abstract_state] = self._visits.get(abstract_state, 0) + 1
-            if key in (found, found.rpartition("#")[0]):
+            if self._is_own(found, key):
                 self.hits += 1
             else:
                 self.shared_hits += 1
-            advice = self._averaged(found, key, abstract_state)
+            advice = self._advice(found, key, abstract_state)
             self._entries.move_to_end(found)
             return advice
 
@@ -203,7 +203,7 @@ class AdviceCache:
         """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
             found = self._find(key, abstract_state, latent)
-            return None if found is None else self._averaged(found, key, abstract_state)
+            return None if found is None else self._advice(found, key, abstract_state)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
         """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.
@@ -243,14 +243,20 @@ class AdviceCache:
         found = self._in_state(abstract_state)
         return [self._entries[other].advice for other in found if self._serves(other, key)]
 
-    def _averaged(self, found: str, key: str, abstract_state: str | None) -> Advice:
-        own = self._entries[found]
-        alone = self.answers_averaged is None or abstract_state is None
-        if alone or own.abstract != abstract_state:
-            return own.advice
-        mean = average(self._state_answers(key, abstract_state))
-        # What else is said is about one situation: this one, where it has an answer of its own.
-        return replace(mean, **read_extras(own.advice.extras())) if found == key else mean
+    def _advice(self, found: str, key: str, abstract_state: str | None) -> Advice:
+        """Return what the entry found says of a situation, averaged within its abstract state."""
+        entry = self._entries[found]
+        advice = entry.advice
+        if None not in (self.answers_averaged, abstract_state) and entry.abstract == abstract_state:
+            mean = average(self._state_answers(key, abstract_state))
+            advice = replace(mean, **read_extras(advice.extras()))
+        # The steps of a plan are those of one situation.
+        return advice if self._is_own(found, key) else replace(advice, plan=())
+
+    @staticmethod
+    def _is_own(found: str, key: str) -> bool:
+        """Whether an entry is one of the answers to exactly this situation."""
+        return key in (found, found.rpartition("#")[0])
 
     def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
         """Return the key of the entry that serves, if any."""
@@ -537,8 +543,8 @@ def average(advices: Sequence[Advice]) -> Advice:
     r"""Return the confidence-weighted mean of some answers' distributions, as one answer.
 
     :math:`\log \sum_j c_j\,\mathrm{softmax}(\ell_j) / \sum_j c_j`, with the mean confidence;
-    all :math:`c_j = 0` count alike. Plan, subgoal and valid actions are those of the first answer
-    that has any. A single answer comes back as it is.
+    all :math:`c_j = 0` count alike. Plans, subgoals and valid actions have no mean: of several
+    answers there are none. A single answer comes back as it is.
     """
     if len(advices) == 1:
         return advices[0]
@@ -549,10 +555,7 @@ def average(advices: Sequence[Advice]) -> Advice:
     mean = weights @ (probs / probs.sum(1, keepdims=True)) / weights.sum()
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
-    extras: dict[str, Any] = {}
-    for advice in reversed(advices):
-        extras |= advice.extras()
-    return Advice(tuple(logs.tolist()), float(confidence.mean()), **read_extras(extras))
+    return Advice(tuple(logs.tolist()), float(confidence.mean()))
 
 
 def _vector(latent: ArrayLike) -> np.ndarray | None:
