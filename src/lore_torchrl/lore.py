@@ -455,9 +455,9 @@ def build_lore_actor(
             )
         return latent_sizes
 
-    if c.mixer.value_temperature is not None and world is None:
+    if world is None and (c.planner.enabled or c.mixer.value_temperature is not None):
         raise ValueError(
-            "mixer.value_temperature steps the world model: pass "
+            "planner.enabled and mixer.value_temperature step the world model: pass "
             "world=WorldModel(imagination, continuation, value)."
         )
     # What is drawn for LoRe's own networks must not move the agent's random stream.
@@ -485,11 +485,6 @@ def build_lore_actor(
             shape = sizes("prior_net.enabled")
             prior_net = PriorNet(sum(shape), num_actions, **vars(c.prior_net))
         if c.planner.enabled:
-            if world is None:
-                raise ValueError(
-                    "planner.enabled plans in the world model: pass "
-                    "world=WorldModel(imagination, continuation, value)."
-                )
             planner = LatentPlanner(world, actor, kind, **vars(c.planner))
         if c.subgoal.imagine:
             shape, weight = sizes("subgoal.imagine"), c.subgoal.imagine_weight
