@@ -230,6 +230,25 @@ class TestDraw:
         assert torch.equal(bandit.get_extra_state(), state)
 
 
+def test_a_bandit_that_is_told_nothing_says_so_once(monkeypatch):
+    told = []
+    monkeypatch.setattr("lore_torchrl.control.bandit.torchrl_logger.warning", told.append)
+    monkeypatch.setattr("lore_torchrl.control.bandit._LEARNS_WITHIN", 3)
+    bandit = AdviceBandit()
+    for _ in range(2):
+        draw(bandit, 2)
+        draw(bandit, 2)
+        tell(bandit, True, 0.0)
+    bandit.eval()
+    for _ in range(4):
+        draw(bandit, 2)
+    assert not told
+    bandit.train()
+    for _ in range(9):
+        draw(bandit, 2)
+    assert len(told) == 1 and "lore.observe(batch)" in told[0]
+
+
 class TestAdvisors:
     """With the settings of a run: at most 60 segments, in rounds of 4 or of all at once."""
 

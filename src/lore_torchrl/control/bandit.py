@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl._utils import logger as torchrl_logger
 from torchrl.data import Bounded
 from torchrl.envs.transforms import TensorDictPrimer
 
@@ -18,6 +19,8 @@ from lore_torchrl import keys
 # as one segment. And the largest return, of which sums and spans stay finite.
 _LEAST_BASELINE, _LARGEST_RETURN = 0.05, 1e30
 _OWN_STREAM = 1 << 32
+# Policy steps in training within which some segment must have been observed.
+_LEARNS_WITHIN = 5_000
 
 
 class AdviceBandit(TensorDictModuleBase):
@@ -81,6 +84,7 @@ class AdviceBandit(TensorDictModuleBase):
                 raise ValueError(f"{name} must {rule}, got {value}.")
         self.segment_steps, self.gain, self.decay = segment_steps, gain, decay
         self.seed, self._generator = seed, None
+        self._unobserved = 0  # policy steps since the last call of observe()
         self.bound = math.log((1 - floor) / floor)
         self.register_buffer("log_odds", torch.tensor(math.log((1 - 2 * floor) / (2 * floor))))
         for name in ("baseline_sum", "baseline_count", "low", "high"):
@@ -148,6 +152,8 @@ class AdviceBandit(TensorDictModuleBase):
                 "environment that advise() returns, env = lore.advise(env)."
             )
         if self.training:
+            if not torch.compiler.is_compiling():
+                self._count_unobserved()
             if self.segment_steps is not None:
                 begins = begins % self.segment_steps == 0
             # One draw for each row, used or not: how many begin is known to the device only.
@@ -160,6 +166,15 @@ class AdviceBandit(TensorDictModuleBase):
             tensordict.set(key, coefficient)
         return tensordict
 
+    def _count_unobserved(self) -> None:
+        self._unobserved += 1
+        if self._unobserved == _LEARNS_WITHIN:
+            torchrl_logger.warning(
+                f"The bandit has acted for {_LEARNS_WITHIN:,} policy steps and was told of no "
+                "result: bad advice is not dropped. Call lore.observe(batch) with every collector "
+                "batch, and give the collector the policy itself, not a copy."
+            )
+
     @torch.no_grad()
     def observe(self, advised: Tensor, segment_return: Tensor, ended: Tensor) -> None:
         """Learn from the segments that ``ended``; the rows of a call count as simultaneous.
@@ -170,6 +185,7 @@ class AdviceBandit(TensorDictModuleBase):
         shapes = [tuple(value.shape) for value in (advised, segment_return, ended)]
         if len(set(shapes)) > 1:
             raise ValueError(f"advised, segment_return, ended: shapes differ, {shapes}.")
+        self._unobserved = 0
         if not ended.numel():
             return
         value = segment_return.float()
