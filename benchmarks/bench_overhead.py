@@ -59,14 +59,15 @@ PAPER = {"prior_weight": 1.0, "multiplier_lr": 1e-3}
 TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1, **PAPER}
 PRIOR_NET = PriorNetConfig(enabled=True)
 ALIGNED = TemperatureConfig(rate=0.01)
-ALL_GATE = GateConfig(disagreement_weight=0.3, value_source="ensemble")
+ALL_GATE = GateConfig(disagreement_weight=0.3, value_weight=0.3, value_source="ensemble")
 MOST = {"gate": ALL_GATE, "temperature": ALIGNED, "prior_net": PRIOR_NET}
 VARIANTS = {
     "mixing": _with(),
     "prior_net": _with(prior_net=PRIOR_NET),
     "bandit": _with(bandit=BanditConfig()),
     "disagreement": _with(gate=GateConfig(disagreement_weight=0.3)),
-    "value_ensemble": _with(gate=GateConfig(value_source="ensemble")),
+    "value_variance": _with(gate=GateConfig(value_weight=0.3)),
+    "value_ensemble": _with(gate=GateConfig(value_weight=0.3, value_source="ensemble")),
     "imitation of the batch": _with(imitation_ratio=0),
     "imitation ratio 8": _with(imitation_ratio=8),
     "paper": _with(loss=LossConfig(imitation_weight=0.0, **PAPER)),

@@ -84,8 +84,8 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         env.append_transform(
             AdviceTransform(service, describer, abstract_states=False, noop_filter=False)
         )
-        # 2. The acting policy mixes it in, as a Gaussian. The critic has no bins to weigh.
-        gate = UncertaintyGate(value_weight=0.0)
+        # 2. The acting policy mixes it in, as a Gaussian.
+        gate = UncertaintyGate()
         policy = GaussianPolicy(describer.anchors, bounds=dreamer.bounds, scale_range=(0.1, 5.0))
         mixer = LogitMixer(policy, max_kl=3.0)
         actor = LoReActor(dreamer.actor, gate, mixer)

@@ -175,7 +175,12 @@ PARTS = {
     "prior": {"loss.prior_weight": 1.0},
     "constraint": {"loss.multiplier_lr": 0.001},
     "disagreement": {"gate.disagreement_weight": 0.3},
-    "value_ensemble": {"gate.value_source": "ensemble"},
+    "value_variance": {"gate.entropy_weight": 0.7, "gate.value_weight": 0.3},
+    "value_ensemble": {
+        "gate.entropy_weight": 0.7,
+        "gate.value_weight": 0.3,
+        "gate.value_source": "ensemble",
+    },
     "temperature": {"temperature.rate": 0.01},
     "tightening": {
         "loss.multiplier_lr": 0.001,
@@ -213,7 +218,6 @@ def test_every_ablation_changes_what_it_is_named_for_and_nothing_else(name):
 OPEN = {
     "gate.kappa": 1000.0,
     "gate.tau": -1.0,
-    "gate.value_weight": 0.0,
     "bandit.enabled": False,
     "loss.imitation_weight": 0.0,
     "loss.gated": False,

@@ -60,7 +60,7 @@ def logged(tmp_path_factory) -> set[str]:
             budget=200,
             cooldown=1,
         ),
-        gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
+        gate=GateConfig(disagreement_weight=0.3, value_weight=0.3, value_source="ensemble"),
         mixer=MixerConfig(action_mask=True),
         prior_net=PriorNetConfig(enabled=True),
         planner=PlannerConfig(

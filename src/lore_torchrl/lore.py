@@ -84,8 +84,7 @@ class LoRe:
 
     Keyword Args:
         actor: Stock actor over ``state`` and ``belief``, categorical or Gaussian.
-        value: Critic of the same states. Its two-hot logits tell the gate their variance; for one
-            without set ``config.gate.value_weight=0``.
+        value: Critic of the same states, with two-hot logits for ``config.gate.value_weight``.
         advisor: Whom to ask: an object with ``async advise(requests)``.
         describer: Turns observations into questions. Answers are shared within abstract states
             where it has an ``abstract_state``.
@@ -364,10 +363,9 @@ class LoRe:
             )
         elif self._loss.active and not int(self.actor.gate.steps):
             torchrl_logger.warning(
-                "The collector acts with a copy of lore.policy(): the copy's gate has running "
-                "scales and a warm-up of its own, which the losses do not see, and weight pushes "
-                "reset. Give the collector the policy itself, or config.gate.value_weight=0 and "
-                "warmup_steps=0, with which a gate has no state that matters."
+                "The collector acts with a copy of lore.policy(): the copy's bandit is told of no "
+                "result, and its gate has running scales and a warm-up that the losses do not see. "
+                "Give the collector the policy itself."
             )
 
     def stats(self) -> dict[str, float]:

@@ -201,7 +201,7 @@ def test_two_resumes_of_one_checkpoint_are_equal_to_the_bit(finished, tmp_path):
         ("loss", "imitation_weight", 0.0, "lore.loss.imitation_weight"),
         ("prior_net", "enabled", True, "lore.prior_net"),
         ("gate", "disagreement_weight", 0.3, "lore.gate.disagreement_weight"),
-        ("gate", "value_source", "ensemble", "lore.gate.value_source"),
+        ("gate", "value_weight", 0.3, "lore.gate.value_weight"),
         ("epsilon", "eps_init", 0.3, "lore.epsilon"),
         ("calls", "td_spike", 2.0, "lore.calls.td_spike"),
     ],

@@ -27,7 +27,7 @@ from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 EVERYTHING = LoReConfig(
-    gate=GateConfig(disagreement_weight=0.3, value_source="ensemble"),
+    gate=GateConfig(disagreement_weight=0.3, value_weight=0.3, value_source="ensemble"),
     loss=LossConfig(
         prior_weight=0.3,
         multiplier_lr=1e-3,

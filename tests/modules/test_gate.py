@@ -102,7 +102,7 @@ class TestParts:
         monkeypatch.setattr("lore_torchrl.modules.gate.two_hot_variance", fail)
         entropy_gate().evaluate(entropies(2), torch.randn(2, K))
         with pytest.raises(AssertionError, match="computed"):
-            UncertaintyGate().evaluate(entropies(2), torch.randn(2, K))
+            UncertaintyGate(value_weight=0.3).evaluate(entropies(2), torch.randn(2, K))
 
     @pytest.mark.parametrize(
         ("weights", "key"),
@@ -120,7 +120,7 @@ class TestParts:
 
     def test_a_value_without_bins_has_no_variance(self):
         with pytest.raises(ValueError, match=r"at least 2 bins.*value_weight=0"):
-            UncertaintyGate().evaluate(entropies(2), torch.randn(2, 1))
+            UncertaintyGate(value_weight=0.3).evaluate(entropies(2), torch.randn(2, 1))
 
 
 class TestTraining:
@@ -147,7 +147,7 @@ class TestTraining:
         assert torch.equal(torch.get_rng_state(), state)
 
     def test_only_training_calls_change_buffers(self):
-        gate = UncertaintyGate(disagreement_weight=0.5, warmup_steps=5)
+        gate = UncertaintyGate(value_weight=0.3, disagreement_weight=0.5, warmup_steps=5)
         parts = entropies(3), torch.randn(3, K), torch.rand(3, 1)
         before = {name: value.clone() for name, value in gate.state_dict().items()}
         gate.evaluate(*parts)
@@ -159,7 +159,7 @@ class TestTraining:
         assert changed == {"steps", "value_scale.scale", "disagreement_scale.scale"}
 
     def test_evaluate_updates_the_scales_when_asked(self):
-        gate = UncertaintyGate()
+        gate = UncertaintyGate(value_weight=0.3)
         value_logits = torch.randn(3, K)
         gate.evaluate(entropies(3), value_logits, update=True)
         peak = two_hot_variance(value_logits, torch.linspace(-20, 20, K)).max()
@@ -167,11 +167,11 @@ class TestTraining:
         assert gate.steps == 0
 
     def test_state_dict_roundtrip(self):
-        gate = UncertaintyGate(warmup_steps=10, beta_max=0.5)
+        gate = UncertaintyGate(value_weight=0.3, warmup_steps=10, beta_max=0.5)
         parts = entropies(3), torch.randn(3, K)
         for _ in range(4):
             gate.step(*parts)
-        resumed = UncertaintyGate(warmup_steps=10)
+        resumed = UncertaintyGate(value_weight=0.3, warmup_steps=10)
         resumed.load_state_dict(gate.state_dict())
         assert torch.equal(resumed.step(*parts).beta, gate.step(*parts).beta)
 

@@ -222,15 +222,17 @@ class TestMixture:
         critic = TensorDictModule(nn.Linear(BELIEF, 255), ["belief"], ["state_value_logits"])
         off = LoReActor(dreamer_actor(), open_gate(), LogitMixer(), value_model=critic)
         assert "state_value_logits" not in run(off, observed(3))[0]
-        on = LoReActor(dreamer_actor(), UncertaintyGate(), LogitMixer(), value_model=critic)
+        gate = UncertaintyGate(value_weight=0.3)
+        on = LoReActor(dreamer_actor(), gate, LogitMixer(), value_model=critic)
         assert run(on, observed(3))[0]["lore_beta"].shape == (3, 1)
-        with pytest.raises(ValueError, match=r"value_weight=0\.3"):
-            LoReActor(dreamer_actor(), UncertaintyGate(), LogitMixer())
+        with pytest.raises(ValueError, match=r"value_weight=0\.2"):
+            LoReActor(dreamer_actor(), gate, LogitMixer())
 
     def test_a_critic_without_bins_is_refused_where_the_gate_weighs_it(self):
         critic = TensorDictModule(nn.Linear(BELIEF, 1), ["belief"], ["state_value"])
         with pytest.raises(ValueError, match=r"writes 'state_value_logits'.*value_weight=0"):
-            LoReActor(dreamer_actor(), UncertaintyGate(), LogitMixer(), value_model=critic)
+            gate = UncertaintyGate(value_weight=0.3)
+            LoReActor(dreamer_actor(), gate, LogitMixer(), value_model=critic)
 
     def test_parameters_are_shared_with_the_stock_actor(self):
         actor = dreamer_actor()

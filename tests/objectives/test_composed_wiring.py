@@ -154,7 +154,8 @@ class TestGate:
         return log_p, values, variance, spread, entropy
 
     def of(self, **gate):
-        settings = {"tau": 0.5, "kappa": 6.0, "value_weight": 0.3, "disagreement_weight": 0.4}
+        settings = {"tau": 0.5, "kappa": 6.0, "entropy_weight": 0.7}
+        settings |= {"value_weight": 0.3, "disagreement_weight": 0.4}
         loss, sample = learner(gate={**settings, **gate}, threshold=1.0), half_advised()
         # The same forward pass as the one that is tested, for the scales.
         context = forward(deepcopy(loss).eval(), sample)["replay_context"]

@@ -47,7 +47,7 @@ LOSSES = {
     "beta_imagine_max": 0.5,
     "gated": True,
 }
-GATE = {"disagreement_weight": 0.3, "value_source": "ensemble"}
+GATE = {"disagreement_weight": 0.3, "value_weight": 0.3, "value_source": "ensemble"}
 DISCRETE = replace(lore_config(gate=GATE, temperature={"rate": 0.1}, **LOSSES), **FITTED)
 CONTINUOUS = replace(lore_config(gate=GATE, **LOSSES), **FITTED)
 

@@ -958,7 +958,7 @@ class TestBadArguments:
     def test_the_gate_and_the_ensemble_must_agree(self):
         ensemble = ValueEnsemble(STATE, BELIEF, hidden_dim=8)
         for source, given in (("two_hot", ensemble), ("ensemble", None)):
-            gate = UncertaintyGate(value_source=source)
+            gate = UncertaintyGate(value_weight=0.3, value_source=source)
             parts = {"gate": gate, "mixer": LogitMixer(), "value_ensemble": given}
             with pytest.raises(ValueError, match=f"value_source='{source}'.*value_ensemble with"):
                 wrap(stock_loss(tiny_agent()), **parts, multiplier_lr=1e-3)

@@ -457,7 +457,7 @@ class TestKeys:
         assert lore.in_keys == [*stock.in_keys, *extra]
         for settings in (
             {"imitation_weight": 3.0},
-            {"gate": {"value_source": "ensemble"}},
+            {"gate": {"value_weight": 0.3, "value_source": "ensemble"}},
         ):
             lore = tiny_learner(lore_config(**settings)).loss
             stored = [keys.IMITATION] * bool(settings.get("imitation_weight"))
@@ -588,7 +588,7 @@ class TestCompile:
 
     everything = replace(
         lore_config(
-            gate={"disagreement_weight": 0.3, "value_source": "ensemble"},
+            gate={"disagreement_weight": 0.3, "value_weight": 0.3, "value_source": "ensemble"},
             imitation_weight=3.0,
             bonus_weight=0.1,
             distillation_weight=0.1,

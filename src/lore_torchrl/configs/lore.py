@@ -126,8 +126,8 @@ class GateConfig(Settings, prefix="lore.gate"):
     )
     kappa: float = setting(10.0, "Steepness of the sigmoid.", gt=0, lt=math.inf)
     tau: float = setting(0.5, "Uncertainty u, 0 to 1, at which half of beta_max is let through.")
-    entropy_weight: float = setting(0.7, "Weight of the policy's normalized entropy in u.", ge=0)
-    value_weight: float = setting(0.3, "Weight of the critic's variance in u.", ge=0)
+    entropy_weight: float = setting(1.0, "Weight of the policy's normalized entropy in u.", ge=0)
+    value_weight: float = setting(0.0, "Weight of the critic's variance in u.", ge=0)
     disagreement_weight: float = setting(
         0.0, "Weight in u of the disagreement of one-step predictors of the latent state.", ge=0
     )
@@ -156,6 +156,8 @@ class GateConfig(Settings, prefix="lore.gate"):
         weights = (self.entropy_weight, self.value_weight, self.disagreement_weight)
         rule = "it, value_weight and disagreement_weight must be finite, one of them positive"
         self.require(0 < sum(weights) < math.inf, "entropy_weight", rule)
+        used = self.value_source == "two_hot" or self.value_weight > 0
+        self.require(used, "value_source", "an ensemble needs value_weight > 0")
 
 
 @dataclass

@@ -105,7 +105,7 @@ class LoReActor(TensorDictModuleBase):
         >>> from tensordict import TensorDict
         >>> from torchrl.modules import DreamerV3DiscreteActor
         >>> actor = DreamerV3DiscreteActor(6, 3, depth=1, num_cells=8)
-        >>> lore = LoReActor(actor, UncertaintyGate(value_weight=0.0), LogitMixer())
+        >>> lore = LoReActor(actor, UncertaintyGate(), LogitMixer())
         >>> td = TensorDict(
         ...     state=torch.zeros(1, 4),
         ...     belief=torch.zeros(1, 2),

@@ -91,7 +91,7 @@ class UncertaintyGate(nn.Module):
         ValueError: If a weight is negative, all are zero, or another value is out of range.
 
     Examples:
-        >>> gate = UncertaintyGate(value_weight=0.0, kappa=20.0)
+        >>> gate = UncertaintyGate(kappa=20.0)
         >>> gate.evaluate(torch.tensor([[1.0], [0.0]])).beta.round(decimals=2).flatten().tolist()
         [1.0, 0.0]
     """
