@@ -305,6 +305,7 @@ class TestBehindTheGate:
         assert (advice.weight == 1).all()
 
     def test_the_decision_compiles(self):
+        torch._dynamo.reset()  # what other tests have compiled counts towards its limit
         plain, compiled = self.acting(), self.acting()
         compiled.compile_decision(backend="eager", fullgraph=True)
         td = self.advised()
