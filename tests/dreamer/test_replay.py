@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tensordict import TensorDict
 from torch.testing import assert_close
 
 from lore_torchrl import keys
+from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint
+from lore_torchrl.dreamer.hooks import DreamerReplayHook
 from lore_torchrl.dreamer.replay import (
     ReplayState,
     build_replay,
@@ -90,6 +94,23 @@ def test_samples_are_runs_of_one_stream():
         resets = sample["is_init"].squeeze(-1)
         step = observed[:, 1:] - observed[:, :-1]
         assert torch.equal(step, (~resets[:, 1:]).float())
+
+
+def test_the_share_of_sequences_with_a_reward_is_counted_between_rows():
+    rewarded = batch(num_steps=10)
+    rewarded["next", "reward"][1] = -1.0
+    replay = build_replay(num_envs=2, buffer_size=80, batch_size=3, seq_len=4, seed=1)
+    replay.extend(stream_records(rewarded))
+    hook = DreamerReplayHook(replay, DreamerConfig(batch_size=3, seq_len=4))
+    hook._trainer, hook._owed = SimpleNamespace(_stop_training=False), 20
+    assert hook.stats() == {}
+    drawn = torch.stack([hook.sample(TensorDict())["env_index"][:, 0] for _ in range(20)])
+    resumed = DreamerReplayHook(replay, DreamerConfig(batch_size=3, seq_len=4))
+    resumed.load_state_dict(hook.state_dict())
+    share = (drawn == 0).float().mean().item()
+    assert 0 < share < 1
+    for each in (hook, resumed):
+        assert each.stats() == {"replay/rewarded": pytest.approx(share)} and each.stats() == {}
 
 
 def test_latents_are_written_where_the_next_record_starts():

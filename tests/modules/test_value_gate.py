@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from lore_torchrl import keys
 from lore_torchrl.configs import LoReConfig, LossConfig, MixerConfig
 from lore_torchrl.dreamer.learner import build_agent_actor
+from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.lore import build_lore_actor
 from lore_torchrl.modules import AdviceBatch, WorldModel
 
@@ -94,6 +95,8 @@ def test_the_mixture_is_the_prior_times_the_softmax_of_the_values():
     torch.manual_seed(1)
     drawn = world_of(agent, gamma=1.0).action_values(td["state"], td["belief"], ACTIONS)
     torch.testing.assert_close(values, drawn)
+    low, high = values.aminmax(dim=-1)
+    assert policy_metrics(out)["lore/value_span"] == pytest.approx((high - low).mean().item())
 
 
 def test_it_explains_itself_with_the_values_that_acted():

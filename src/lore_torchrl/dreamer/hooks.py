@@ -45,6 +45,8 @@ class DreamerReplayHook(TrainerHookBase):
     listeners: list[Callable[[], None]] = field(default_factory=list, init=False)
     updates: int = field(default=0, init=False)
     _owed: int = field(default=0, init=False)
+    # Sequences drawn since the last row of metrics, and those with a reward above 0 in them.
+    _drawn: list[int] = field(default_factory=lambda: [0, 0], init=False)
     _trainer: Trainer | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -97,9 +99,17 @@ class DreamerReplayHook(TrainerHookBase):
         sample = sample.exclude("index", "index_generation")
         self._weights = sample.get(keys.IMITATION_WEIGHT, None)
         sample = sample[:, :-1]
+        rewarded = (sample.get(("next", "reward")) > 0).flatten(1).any(1)
+        self._drawn[0] += len(rewarded)
+        self._drawn[1] += int(rewarded.sum())
         if self.stored is not None:
             sample = self.with_stored(sample, self.stored.sample())
         return sample.to(self.device, non_blocking=True)
+
+    def stats(self) -> dict[str, float]:
+        """Return the share of sequences drawn since the last call that hold a reward above 0."""
+        (drawn, rewarded), self._drawn = self._drawn, [0, 0]
+        return {"replay/rewarded": rewarded / drawn} if drawn else {}
 
     def with_stored(self, sample: TensorDictBase, steps: TensorDictBase) -> TensorDictBase:
         """Put steps ``[batch_size * seq_len * K]`` into a sample."""
@@ -122,6 +132,7 @@ class DreamerReplayHook(TrainerHookBase):
             "schedule": self.schedule.state_dict(),
             "updates": self.updates,
             "owed": self._owed,
+            "drawn": self._drawn,
             "rng": self.replay._rng.get_state().tolist(),
         }
         if self.stored is not None:
@@ -133,6 +144,7 @@ class DreamerReplayHook(TrainerHookBase):
         self.schedule.load_state_dict(state_dict["schedule"])
         self.updates = state_dict["updates"]
         self._owed = state_dict["owed"]
+        self._drawn = list(state_dict.get("drawn", [0, 0]))
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)

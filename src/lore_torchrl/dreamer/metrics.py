@@ -46,6 +46,9 @@ def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
         valid = batch.get(keys.ACTION_MASK, None)
         if valid is not None:
             values["lore/invalid_actions"] = (~valid).float().mean()
+        found = batch.get(keys.ACTION_VALUES, None)
+        if found is not None:
+            values["lore/value_span"] = (found.amax(-1) - found.amin(-1)).mean()
         score = batch.get(keys.PLANNER_SCORE, None)
         if score is not None:
             values["planner/seed_score"] = batch.get(keys.PLANNER_SEED_SCORE).mean()

@@ -246,7 +246,7 @@ def _register_hooks(
             service.drain(c.lore.calls.drain_s)
             replay_hook.write_late()
 
-    gauges = []
+    gauges = [replay_hook.stats]
     if lore is not None:
         lore.attach(loss.actor_loss)
         trainer.register_op("batch_process", lore.observe)
