@@ -1,4 +1,4 @@
-"""Features beside the observation: encoded, reconstructed where there are any, off by default."""
+"""Features and subgoals beside the observation: encoded, reconstructed, off by default."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from tensordict import TensorDict
 from tiny_run import tiny_config as run_config
 
 from lore_torchrl import keys
-from lore_torchrl.configs import FeaturesConfig, LoReConfig
-from lore_torchrl.dreamer.acting import adapter_of, build_env_agent
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
+from lore_torchrl.configs import FeaturesConfig, LoReConfig, SubgoalConfig
+from lore_torchrl.dreamer.acting import adapter_of, build_acting_env, build_env_agent
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.dreamer.replay import stream_records
+from lore_torchrl.dreamer.run import build_run
+from lore_torchrl.envs.batch import close_env
+from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 K, HIDDEN = 5, 12
 OBSERVED = ("observation", keys.FEATURES, keys.FEATURES_MASK)
@@ -153,3 +157,45 @@ def test_the_settings_decide(tmp_path, on):
     assert (keys.FEATURES in agent.observed) == on
     if on:
         assert agent.filter[1].module.model[0].weight.shape == (7, 3)
+
+
+class TestSubgoals:
+    def lore(self, **settings):
+        return LoReConfig(subgoal=SubgoalConfig(enabled=True, condition=True, **settings))
+
+    def test_it_needs_the_bonus(self):
+        with pytest.raises(ValueError, match=r"lore\.subgoal\.condition.*enabled=true"):
+            SubgoalConfig(condition=True)
+
+    def test_the_latent_state_tells_the_goal(self):
+        torch.manual_seed(0)
+        sizes = {"observation_dim": OBSERVATION, "num_actions": ACTIONS}
+        agent = build_agent(tiny_config(), **sizes, num_subgoals=3)
+        assert agent.observed == ("observation", keys.SUBGOAL)
+        td = observed().exclude(*keys.FEATURE_KEYS).set(keys.SUBGOAL, torch.eye(3))
+        other = td.clone().set(keys.SUBGOAL, torch.zeros(3, 3))
+        first, second = (acted(agent, each)["encoded_latents"] for each in (td, other))
+        assert not torch.equal(first, second)
+        out = agent.world_model(with_subgoal(tiny_sample(mask=None)))
+        assert out["next", "reco_subgoal"].shape[-1] == 3
+
+    @pytest.mark.parametrize("imagine", [False, True])
+    def test_a_run_trains_with_it_and_is_evaluated_without_a_goal(self, tmp_path, imagine):
+        config = run_config(tmp_path, lore=self.lore(imagine=imagine))
+        run = build_run(config, advisor=ScriptedAdvisor(MiniGridPlanner(), subgoals=True))
+        run.trainer.train()
+        stored = run.replay_hook.replay[0].storage[:]
+        goals = stored["next", keys.SUBGOAL]
+        assert goals.any()
+        agent, adapter = run.agent, adapter_of(config.env)
+        env = build_acting_env(config, adapter, agent, num_envs=2, evaluation=True)
+        played = env.rollout(4, agent.policy(), break_when_any_done=False)
+        assert played[keys.SUBGOAL].shape[-1] == goals.shape[-1]
+        assert not played[keys.SUBGOAL].any() and not played["next", keys.SUBGOAL].any()
+        close_env(env)
+        run.close()
+
+
+def with_subgoal(sample: TensorDict) -> TensorDict:
+    goal = torch.nn.functional.one_hot(torch.randint(3, sample.batch_size), 3).float()
+    return sample.set(("next", keys.SUBGOAL), goal)

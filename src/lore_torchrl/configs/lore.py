@@ -305,9 +305,14 @@ class SubgoalConfig(Settings, prefix="lore.subgoal"):
         0.1, "Bonus of an imagined rollout that surely does.", ge=0, lt=math.inf
     )
 
+    condition: bool = setting(
+        False, "Whether the agent sees the open subgoal: it is embedded beside the observation."
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.enabled or not self.imagine, "imagine", "it needs enabled=true")
+        for name in ("imagine", "condition"):
+            self.require(self.enabled or not getattr(self, name), name, "it needs enabled=true")
 
 
 @dataclass

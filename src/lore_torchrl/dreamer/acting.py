@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
+from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 
+from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.configs import EnvConfig, TrainConfig
@@ -22,6 +24,7 @@ from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.lore import LoRe
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.service import AdviceService
+from lore_torchrl.transforms.subgoals import subgoals_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ def build_env_agent(
     if lore.enabled and lore.features.enabled:
         c = lore.features
         features = {"features_dim": c.columns, "features_hidden": c.hidden_dim}
+    if lore.enabled and lore.subgoal.condition:
+        features["num_subgoals"] = len(subgoals_of(adapter.make_describer()))
     return build_agent(config.dreamer, **sizes._asdict(), **features, device=device)
 
 
@@ -91,7 +96,7 @@ def build_acting_env(
 
     With ``evaluation`` they play the held-out seeds, in this process; with ``pixels`` each
     observation has a picture too. Of ``programs`` the features are written, and in training the
-    reward is shaped.
+    reward is shaped. An agent that sees subgoals sees none in evaluation.
     """
     env = adapter.make_env(
         num_envs=num_envs,
@@ -105,6 +110,11 @@ def build_acting_env(
     env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
+    if evaluation and keys.SUBGOAL in agent.observed:
+        none = {keys.SUBGOAL: Unbounded((len(subgoals_of(adapter.make_describer())),))}
+        env.append_transform(
+            TensorDictPrimer(none, random=False, default_value=0, expand_specs=True)
+        )
     return env if programs is None else programs.append_to(env, evaluation=evaluation)
 
 
@@ -154,7 +164,7 @@ def build_acting(
         epsilon = ValidEGreedyModule(env.action_spec, action_mask_key=mask, **settings).to(device)
         after.append(epsilon)
     policy = agent.policy(*lore.policy_modules(), *after)
-    observed = (*agent.observed, *lore.observed_keys)
+    observed = tuple(dict.fromkeys((*agent.observed, *lore.observed_keys)))
     if programs is not None:
         observed += programs.observed_keys
     return Acting(env, policy, observed, lore, epsilon, programs)

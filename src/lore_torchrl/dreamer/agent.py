@@ -37,6 +37,7 @@ RECONSTRUCTED = {
     "observation": "reco",
     "frame": "reco_frame",
     keys.FEATURES: "reco_features",
+    keys.SUBGOAL: "reco_subgoal",
 }
 
 
@@ -81,7 +82,7 @@ class DreamerAgent:
         belief_dim: Size of the deterministic state.
         num_actions: Number of actions, or of dimensions of a continuous one.
         observed: What the agent sees of an observation: ``observation``, ``frame``, or both, and
-            ``llm_features`` with their mask.
+            ``llm_features`` with their mask, ``llm_subgoal``.
         action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``.
     """
 
@@ -138,6 +139,7 @@ def build_agent(
     num_actions: int,
     action_bounds: tuple[Tensor, Tensor] | None = None,
     features_dim: int | None = None,
+    num_subgoals: int | None = None,
     features_hidden: int = 32,
     device: torch.device | str = "cpu",
 ) -> DreamerAgent:
@@ -158,7 +160,10 @@ def build_agent(
         features_dim: Size of ``llm_features``, which have an encoder and a decoder of one hidden
             layer and are embedded beside the rest (late fusion). Where ``llm_features_mask`` is
             false they are not reconstructed. Default: ``None``, there are none.
-        features_hidden: Width of these two. Default: ``32``.
+        num_subgoals: Size of ``llm_subgoal``, which is embedded and reconstructed likewise, so that
+            the latent state, and with it actor and critic, tells the goal. Default: ``None``, the
+            agent does not see it.
+        features_hidden: Width of these encoders and decoders. Default: ``32``.
         device: Where the parameters live. Default: ``"cpu"``.
 
     Raises:
@@ -180,8 +185,10 @@ def build_agent(
             encoders["frame"] = DreamerV3ImageEncoder(frame_shape[0], **image)
             embed_dim += encoders["frame"].output_features(frame_shape)
         narrow = {"num_cells": features_hidden, "norm_eps": c.norm_eps}
-        if features_dim is not None:
-            encoders[keys.FEATURES] = DreamerV3MLP(features_dim, None, 1, **narrow)
+        said = {keys.FEATURES: features_dim, keys.SUBGOAL: num_subgoals}
+        said = {name: size for name, size in said.items() if size is not None}
+        for name, size in said.items():
+            encoders[name] = DreamerV3MLP(size, None, 1, **narrow)
             embed_dim += features_hidden
         latent = {
             "hidden_dim": c.hidden_dim,
@@ -211,8 +218,8 @@ def build_agent(
             decoders["frame"] = DreamerV3ImageDecoder(
                 features, frame_shape, num_blocks=c.num_blocks, **image
             )
-        if features_dim is not None:
-            decoders[keys.FEATURES] = DreamerV3MLP(features, features_dim, 1, **narrow)
+        for name, size in said.items():
+            decoders[name] = DreamerV3MLP(features, size, 1, **narrow)
         reward_net = DreamerV3MLP(features, c.num_bins, c.head_layers, outscale=0.0, **cells)
         continue_net = DreamerV3MLP(features, 1, c.head_layers, **cells)
         two_hot = SymExpTwoHot(c.num_bins)

@@ -117,7 +117,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.features": lore.features if lore.features.enabled else None,
         "lore.mixer.action_mask": lore.mixer.action_mask,
         "lore.mixer.value_gate": lore.mixer.value_temperature is not None,
-        "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine],
+        "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine, lore.subgoal.condition],
         "lore.progress": lore.progress.enabled,
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
