@@ -238,7 +238,6 @@ class LoRe:
             plan_horizon=calls.plan_horizon,
             action_mask=self.config.mixer.action_mask,
             subgoals=self.subgoals is not None and describer is None,
-            latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,
         )
@@ -584,7 +583,6 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         c.cache_size,
         store=store,
         ttl_steps=c.ttl_steps,
-        radius=c.radius,
         answers_averaged=c.answers_averaged,
         averaging_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sqlite3
 import statistics
-import struct
 import time
 
 import pytest
@@ -52,7 +51,7 @@ class Right:
 
 def make_service(path, advisor=None, total=10, **config):
     store = AdviceStore(path)
-    cache = AdviceCache(store=store, radius=1.0)
+    cache = AdviceCache(store=store)
     cache.expect(len(ACTIONS))
     budget = CallBudget(total, store=store)
     config.setdefault("timeout_s", 5.0)
@@ -69,7 +68,7 @@ def path(tmp_path):
     """A store with an answer, 1 of 10 calls spent."""
     path = tmp_path / "shared.sqlite"
     with make_service(path) as service:
-        step(service, "wall", abstract_state="room", latent=[0.0, 1.0])
+        step(service, "wall", abstract_state="room")
         service.cache.store.close()
     return path
 
@@ -118,9 +117,6 @@ DAMAGED = {
     "key not UTF-8": {"key": b"\xff\xfe"},
     "a number for a class": {"coarse": 5},
     "class not UTF-8": {"coarse": b"\xff"},
-    "latent of odd length": {"latent": b"\x00\x01\x02"},
-    "empty latent": {"latent": b""},
-    "text for a latent": {"latent": "[0.0, 1.0]"},
 }
 
 
@@ -135,7 +131,7 @@ def test_a_damaged_row_is_skipped_counted_and_named_once(path, warnings, damage)
     with make_service(path) as service:
         for _ in range(3):
             assert service.lookup("wall") == GOOD
-            assert look(service, "hall", abstract_state="room", latent=[0.0, 1.5]) == GOOD
+            assert look(service, "hall", abstract_state="room") == GOOD
             assert service.lookup("door") is None
         assert service.errors == {"store_row": 1}
         assert service.state_dict()["cache"]["entries"][0][0] == "wall"
@@ -147,20 +143,6 @@ def test_a_damaged_row_is_skipped_counted_and_named_once(path, warnings, damage)
         with make_service(path) as service:
             assert service.lookup("door") == GOOD
             assert not service.errors
-
-
-@pytest.mark.filterwarnings("error")
-def test_latents_of_another_kind_are_no_neighbours(path):
-    for n, latent in enumerate([struct.pack("2f", math.nan, 0.0), struct.pack("2f", 3e38, -3e38)]):
-        execute(
-            path,
-            "INSERT INTO advice (prefix, key, answer, latent) VALUES ('', ?, ?, ?)",
-            *(f"door {n}", "[[0.0, 1.0], 1.0]", latent),
-        )
-    with make_service(path) as service:
-        assert look(service, "hall", latent=[0.0, 1.5]) == GOOD
-        assert look(service, "hall", latent=[0.0, 9.5]) is None
-        assert not service.errors
 
 
 def test_a_checkpoint_mends_the_row_that_it_has_the_answer_of(path):

@@ -94,10 +94,6 @@ class CallsConfig(Settings, prefix="lore.calls"):
         ge=0,
         le=64,
     )
-    radius: float | None = setting(
-        None, "Distance within which the nearest `latent_key` lends advice; null for none.", gt=0
-    )
-    latent_key: str = setting("observation", "Vector that `radius` is measured on.")
     store: str | None = setting(
         None,
         "SQLite file of answers and ledger, which outlives crashes and may be shared; or null.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, read_extras
@@ -28,7 +26,7 @@ _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 _MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
 _INSERT = """
-    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) VALUES (?, ?, ?, ?, ?)
+    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse) VALUES (?, ?, ?, ?)
 """
 
 
@@ -36,24 +34,21 @@ _INSERT = """
 class _Entry:
     advice: Advice
     abstract: str | None = None
-    latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
     seq: int = 0  # number in the store, or without one in this cache: higher is later
 
     def extra(self) -> dict[str, Any]:
-        latent = None if self.latent is None else self.latent.tolist()
-        extra = {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
+        extra = {"coarse": self.abstract, "born": self.born, "seq": self.seq}
         return extra | self.advice.extras()
 
-    def columns(self) -> tuple[str, str | None, bytes | None]:
-        """Return what the store keeps: answer, abstract state and latent."""
+    def columns(self) -> tuple[str, str | None]:
+        """Return what the store keeps: answer and abstract state."""
         # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
         logits = [float(value) for value in self.advice.logits]
-        latent = None if self.latent is None else self.latent.tobytes()
         answer = [logits, float(self.advice.confidence)]
         if extras := self.advice.extras():
             answer.append(extras)
-        return json.dumps(answer), self.abstract, latent
+        return json.dumps(answer), self.abstract
 
 
 _Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
@@ -62,8 +57,7 @@ _Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot b
 class AdviceCache:
     r"""Cache from the key of a situation to its advice; drops the least recently used.
 
-    The exact key is looked up first, then the latest answer of the same abstract state,
-    then the answer whose latent is nearest, within ``radius``.
+    The exact key is looked up first, then the latest answer of the same abstract state.
 
     **Answer averaging.** With ``answers_averaged`` :math:`V` the confidence-weighted average
     of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
@@ -84,9 +78,6 @@ class AdviceCache:
         store: Where answers are kept; ``None`` for memory only. Default: ``None``.
         ttl_steps: Environment steps (see :meth:`advance`) after which an answer expires;
             ``None`` for never. Default: ``None``.
-        radius: Largest Euclidean distance between latents that share advice; ``None`` for
-            no search by latents. Latents of different world models cannot be compared: give
-            them different prefixes. Default: ``None``.
         answers_averaged: Answers averaged in an abstract state, at least 1; ``None`` for the
             latest alone. Default: ``5``.
         averaging_visits: Visits to an abstract state before its second answer, doubled for each
@@ -104,7 +95,6 @@ class AdviceCache:
         *,
         store: AdviceStore | None = None,
         ttl_steps: int | None = None,
-        radius: float | None = None,
         answers_averaged: int | None = 5,
         averaging_visits: int = 8,
         prefix: str = "",
@@ -117,12 +107,9 @@ class AdviceCache:
         ):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        if radius is not None and not (math.isfinite(radius) and radius > 0):
-            raise ValueError(f"radius must be a positive distance or None, got {radius}.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
-        self.radius = radius
         self.answers_averaged = answers_averaged
         self.averaging_visits = averaging_visits
         self.prefix = prefix
@@ -132,8 +119,6 @@ class AdviceCache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
         self._ages: deque[tuple[str, _Entry]] = deque()  # oldest first, where entries expire
-        # Keys and latents of all entries, by the length of these; made when it is asked for.
-        self._latents: dict[int, tuple[list[str], np.ndarray]] = {}
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
@@ -175,15 +160,13 @@ class AdviceCache:
 
     # ---- look-ups ----
 
-    def get(
-        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
-    ) -> Advice | None:
+    def get(self, key: str, abstract_state: str | None = None) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
         A store that cannot be read raises a :class:`StoreError`.
         """
         with self._lock:
-            found = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state)
             if found is None:
                 self.misses += 1
                 return None
@@ -197,12 +180,10 @@ class AdviceCache:
             self._entries.move_to_end(found)
             return advice
 
-    def peek(
-        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
-    ) -> Advice | None:
+    def peek(self, key: str, abstract_state: str | None = None) -> Advice | None:
         """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
-            found = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state)
             return None if found is None else self._advice(found, key, abstract_state)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
@@ -258,7 +239,7 @@ class AdviceCache:
         """Whether an entry is one of the answers to exactly this situation."""
         return key in (found, found.rpartition("#")[0])
 
-    def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
+    def _find(self, key: str, abstract_state: str | None) -> str | None:
         """Return the key of the entry that serves, if any."""
         if key not in self._entries:
             # What waits behind another process's lock comes at a later miss.
@@ -269,33 +250,7 @@ class AdviceCache:
         if self._serves(key, key):
             return key
         found = [] if abstract_state is None else self._in_state(abstract_state)
-        server = next((other for other in found if self._serves(other, key)), None)
-        if server is None and latent is not None:
-            server = next((other for other in self._near(latent) if self._serves(other, key)), None)
-        return server
-
-    def _near(self, latent: ArrayLike) -> list[str]:
-        """Return the exact keys whose latent is within the radius, nearest first."""
-        vector = None if self.radius is None else _vector(latent)
-        if vector is None:
-            return []
-        length = len(vector)
-        if length not in self._latents:
-            # Another world model that wrote into the same store, by its length, is no neighbor.
-            near = [
-                (entry.seq, key, entry.latent)
-                for key, entry in self._entries.items()
-                if entry.latent is not None and len(entry.latent) == length
-            ]
-            near.sort(key=lambda item: item[0])
-            table = np.array([item[2] for item in near], dtype=np.float32).reshape(-1, length)
-            self._latents[length] = [item[1] for item in near], table
-        keys, table = self._latents[length]
-        # Another program's numbers may lie further away than a float32 tells.
-        with np.errstate(over="ignore"):
-            distances = np.sqrt(((table - vector) ** 2).sum(1))
-        order = np.argsort(distances, kind="stable")
-        return [keys[i] for i in order if distances[i] <= self.radius]
+        return next((other for other in found if self._serves(other, key)), None)
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
@@ -316,23 +271,16 @@ class AdviceCache:
 
     # ---- entries ----
 
-    def put(
-        self,
-        key: str,
-        advice: Advice,
-        *,
-        abstract_state: str | None = None,
-        latent: ArrayLike | None = None,
-    ) -> None:
+    def put(self, key: str, advice: Advice, *, abstract_state: str | None = None) -> None:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
         With ``answers_averaged`` it is kept beside an earlier answer for ``key``, without it
         replaces that one. The no-op filter drops an answer that prefers a filtered action.
-        It serves the ``abstract_state``, and situations near the ``latent`` ``[D]``. Raises a
-        :class:`StoreError` if the store cannot be written; it is in memory all the same.
+        It serves the ``abstract_state`` too. Raises a :class:`StoreError` if the store cannot be
+        written; it is in memory all the same.
         """
         # The cache lives as long as the run.
-        entry = _Entry(advice.slim(), abstract_state, None if latent is None else _vector(latent))
+        entry = _Entry(advice.slim(), abstract_state)
         with self._lock:
             if abstract_state is not None:
                 self._visits[abstract_state] = 0
@@ -368,7 +316,6 @@ class AdviceCache:
             self._dropped = self.store is not None
 
     def _remove(self, key: str) -> None:
-        self._latents.clear()
         entry = self._entries.pop(key, None)
         if entry is not None and entry.abstract is not None:
             state = self._states[entry.abstract]
@@ -410,23 +357,19 @@ class AdviceCache:
         if self.store is None:
             return []
         rows = self.store.read(
-            "SELECT seq, key, answer, coarse, latent FROM advice "
+            "SELECT seq, key, answer, coarse FROM advice "
             f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
             (self.prefix, value, self.max_entries),
         )
         return [self._read(*row) for row in rows]
 
-    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
+    def _read(self, seq: int, key: Any, answer: Any, coarse: Any) -> _Row:
         try:
             texts = (key, answer) if coarse is None else (key, answer, coarse)
             if not all(isinstance(value, str) for value in texts):
                 raise TypeError("a text is missing")
-            if latent is not None:
-                if not isinstance(latent, bytes):
-                    raise TypeError("latent is no blob")
-                latent = _vector(np.frombuffer(latent, dtype=np.float32))
             advice = _from_json(answer, self._n_actions)
-            return seq, key, _Entry(advice, coarse, latent, seq=seq)
+            return seq, key, _Entry(advice, coarse, seq=seq)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             if seq not in self._met:
                 self._met.add(seq)
@@ -488,7 +431,6 @@ class AdviceCache:
             self._entries.clear()
             self._states.clear()
             self._ages.clear()
-            self._latents.clear()
             self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
             for name in _COUNTERS:
@@ -516,11 +458,9 @@ class AdviceCache:
         entries, unsaved = [], []
         for key, logits, confidence, *extra in saved:
             names = dict(extra[0]) if extra else {}
-            latent = names.get("latent")
             entry = _Entry(
                 Advice(tuple(logits), confidence, **read_extras(names)),
                 names.get("coarse"),
-                None if latent is None else _vector(latent),
                 names.get("born", 0),
                 names.get("seq", 0),
             )
@@ -556,14 +496,6 @@ def average(advices: Sequence[Advice]) -> Advice:
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
     return Advice(tuple(logs.tolist()), float(confidence.mean()))
-
-
-def _vector(latent: ArrayLike) -> np.ndarray | None:
-    """Return ``latent`` as a float32 vector of its own, ``None`` if it is not finite."""
-    vector = np.array(latent, dtype=np.float32)
-    if vector.ndim != 1 or not len(vector):
-        raise ValueError(f"A latent must be a vector [D], got shape {vector.shape}. Flatten it.")
-    return vector if np.isfinite(vector).all() else None
 
 
 def _from_json(text: str, n_actions: int | None) -> Advice:

@@ -188,7 +188,6 @@ class Ticket:
     request: AdviceRequest
     cache_key: str
     abstract_state: str | None
-    latent: Any
     started: float = field(default_factory=time.monotonic)
     done: bool = False  # answered or given up
     answer: Advice | None = None

@@ -47,17 +47,16 @@ class Query(NamedTuple):
     """The situation of one row, by its exact ``key``, and how to ask about it.
 
     ``request`` returns the question, with ``key`` as its ``cache_key``, and is called only if
-    the advisor is asked. Answers of the same ``abstract_state``, or of a ``latent`` ``[D]``
-    nearby, serve too. ``no_op`` is the advised action that was just taken, without changing
-    the situation or gaining reward; its advice no longer serves here. ``planned`` is what the
-    plan of an earlier answer says of the situation: it is kept like an answer where there is none.
+    the advisor is asked. Answers of the same ``abstract_state`` serve too. ``no_op`` is the
+    advised action that was just taken, without changing the situation or gaining reward; its
+    advice no longer serves here. ``planned`` is what the plan of an earlier answer says of the
+    situation: it is kept like an answer where there is none.
     """
 
     key: str
     request: Callable[[], AdviceRequest]
     row: int = 0
     abstract_state: str | None = None
-    latent: Any = None
     no_op: int | None = None
     planned: Advice | None = None
 
@@ -243,7 +242,7 @@ class AdviceService:
             advice_id = self._tickets.in_flight(query.key)
         advice = None
         with self._storing():
-            advice = look(*self._keys(query), query.latent)
+            advice = look(*self._keys(query))
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
     def _keep_planned(self, query: Query) -> Reply:
@@ -252,7 +251,7 @@ class AdviceService:
         if self.cache.is_no_op(key, query.planned):
             return Reply()
         with self._storing():
-            self.cache.put(key, query.planned, abstract_state=state, latent=query.latent)
+            self.cache.put(key, query.planned, abstract_state=state)
         reply = self._find(query, count=False)
         with self._lock:
             self.counters.plan_steps += reply.advice is not None
@@ -321,7 +320,7 @@ class AdviceService:
         with self._lock:
             self.counters.calls += paid
             tickets = [
-                Ticket(self._last_id + number, request, *self._keys(query), query.latent)
+                Ticket(self._last_id + number, request, *self._keys(query))
                 for number, (query, request) in enumerate(questions[:paid], 1)
             ]
             self._last_id += paid
@@ -405,12 +404,7 @@ class AdviceService:
         for ticket, result in zip(tickets, outcome.results, strict=True):
             if isinstance(result, Advice):
                 with self._storing():
-                    self.cache.put(
-                        ticket.cache_key,
-                        result,
-                        abstract_state=ticket.abstract_state,
-                        latent=ticket.latent,
-                    )
+                    self.cache.put(ticket.cache_key, result, abstract_state=ticket.abstract_state)
                 self._tell_policy(None)
             elif result is not None:
                 refunded = 0

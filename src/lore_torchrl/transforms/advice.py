@@ -86,8 +86,6 @@ class AdviceTransform(Transform):
             Default: ``"lore_beta"``.
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
-        latent_key: Vector beside the observation by whose distance the cache finds
-            neighbors, if it has a radius. Default: none.
         value_key: Value that the policy gives the observation it acts on, one number per row,
             for the TD errors of the call policy's ``td_spike``. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
@@ -124,7 +122,6 @@ class AdviceTransform(Transform):
         require_key: NestedKey | None = keys.BETA,
         beta_key: NestedKey = keys.BETA,
         success_key: NestedKey | None = None,
-        latent_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
         abstract_states: bool | None = None,
@@ -162,7 +159,6 @@ class AdviceTransform(Transform):
         self.require_key = require_key
         self.beta_key = beta_key
         self.success_key = success_key
-        self.latent_key = latent_key
         self.value_key = value_key
         self.discount = discount
         has_states = hasattr(describer, "abstract_state")
@@ -330,7 +326,6 @@ class AdviceTransform(Transform):
         preferred = self._rows.preferred()
         self._rows.clear(rows if actions is None else slice(None))
         observations = {key: row_values(tensordict, key) for key in self.in_keys}
-        latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
         queries = []
         for row in rows:
             observation = {key: values[row] for key, values in observations.items()}
@@ -355,7 +350,6 @@ class AdviceTransform(Transform):
                     partial(self._request, row, observation, key),
                     row,
                     self._key("abstract_state", row, observation) if self.abstract_states else None,
-                    None if latents is None else latents[row].reshape(-1),
                     action if no_op else None,
                     planned,
                 )
