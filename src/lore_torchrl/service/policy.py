@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lore_torchrl.service.budget import CallBudget
-from lore_torchrl.service.parts import (
+from lore_torchrl.service.store import SharedLock
+from lore_torchrl.service.triggers import (
     Cooldown,
     MacroBoundaries,
     Novelty,
     OutageBackoff,
     TDErrorSpike,
 )
-from lore_torchrl.service.store import SharedLock
 
 
 @dataclass(slots=True)

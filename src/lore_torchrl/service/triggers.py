@@ -1,4 +1,4 @@
-"""Parts of the call policy: pauses, and triggers that make a row due."""
+"""Triggers of the call policy, which make a row due, and its pauses."""
 
 from __future__ import annotations
 
