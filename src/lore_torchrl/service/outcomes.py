@@ -220,7 +220,11 @@ class TicketTable:
         """Seconds since the oldest question in flight was asked, 0 without any."""
         return max((ticket.age_s for ticket in self._open.values()), default=0.0)
 
-    def in_flight(self, key: str) -> int:
+    def in_flight(self) -> list[Ticket]:
+        """Return all questions in flight."""
+        return list(self._open.values())
+
+    def number(self, key: str) -> int:
         """Return the number of the question in flight about a situation, 0 for none."""
         return self._open[key].advice_id if key in self._open else 0
 
@@ -241,7 +245,7 @@ class TicketTable:
 
     def give_up(self) -> list[Ticket]:
         """Give up all questions in flight, and return them."""
-        tickets = list(self._open.values())
+        tickets = self.in_flight()
         for ticket in tickets:
             self.finish(ticket, None)
         return tickets

@@ -239,7 +239,7 @@ class AdviceService:
         look = self.cache.get if count else self.cache.peek
         # In this order: an answer that lands in between is in the cache by then.
         with self._lock:
-            advice_id = self._tickets.in_flight(query.key)
+            advice_id = self._tickets.number(query.key)
         advice = None
         with self._storing():
             advice = look(*self._keys(query))
@@ -279,8 +279,7 @@ class AdviceService:
 
     def _buy(self, queries: Sequence[Query]) -> dict[str, Reply]:
         """Pay for a question about each situation and ask it; return the replies by key."""
-        if self.mode == "async":
-            self._check()
+        self._check()
         unique: dict[str, Query] = {}
         for query in queries:
             unique.setdefault(query.key, query)
@@ -289,11 +288,8 @@ class AdviceService:
         if beyond := max(0, len(questions) - places):
             self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
         tickets = self._pay(questions[:places])
-        if tickets and self.mode == "blocking":
-            self._wait_for(tickets)
-        elif tickets:
-            with self._lock:
-                self._loop().submit(self._serve(tickets))
+        if tickets:
+            self._ask(tickets)
         replies = dict.fromkeys(unique, Reply())
         with self._lock:
             for ticket in tickets:
@@ -327,33 +323,28 @@ class AdviceService:
             self._tickets.add(tickets)
         return tickets
 
-    def _wait_for(self, tickets: Sequence[Ticket]) -> None:
-        """Ask and wait for the answers of one batch."""
+    def _ask(self, tickets: Sequence[Ticket]) -> None:
+        """Ask a batch of questions, and in blocking mode wait for their answers."""
+        if self.mode == "async":
+            self._loop().submit(self._serve(tickets))
+            return
+        future = self._waited_for = self._loop().submit(self._attempt(tickets))
+        if self._end is not None:
+            future.cancel()
+        result: Any = StoppedError("The run is being stopped.")
         try:
-            future = self._waited_for = self._loop().submit(self._attempt(tickets))
-            if self._end is not None:
-                future.cancel()
-            try:
-                result = future.result(self.timeout_s + _GRACE_S)
-            except CancelledError:
-                result = StoppedError("The run is being stopped.")
-            except TimeoutError as error:
-                # The advisor blocks its loop: abandon both and start new ones next time.
-                result = error
-                future.cancel()
-                self._abandon_loop()
-            outcome = self._keep(tickets, result)
-        except BaseException:
-            if self._waited_for is not None:
-                self._waited_for.cancel()
-            with self._lock:
-                self.counters.lost += len(tickets)
-                for ticket in tickets:
-                    self._tickets.finish(ticket, None)
-            raise
-        self._finish(tickets, outcome, late=False)
-        if outcome.fatal is not None:
-            raise outcome.fatal
+            result = future.result(self.timeout_s + _GRACE_S)
+        except CancelledError:
+            pass
+        except TimeoutError as error:
+            # The advisor blocks its loop: abandon both and start new ones next time.
+            result = error
+            self._abandon_loop()
+        except BaseException as error:
+            self._fatal = error  # raised in this thread, such as by the handler of a signal
+        future.cancel()
+        self._settle(tickets, result)
+        self._check()
 
     async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
         """Return the advisor's answers, or what it raised."""
@@ -373,13 +364,16 @@ class AdviceService:
 
     async def _serve(self, tickets: Sequence[Ticket]) -> None:
         """Ask a batch that nobody waits for."""
-        result = await self._attempt(tickets)
+        self._settle(tickets, await self._attempt(tickets))
+
+    def _settle(self, tickets: Sequence[Ticket], result: Any) -> None:
+        """Keep and count what came of a batch; :meth:`_check` raises what is fatal."""
         if tickets[0].done and isinstance(result, asyncio.CancelledError):
             return
         try:
             outcome = self._keep(tickets, result)
-        except Exception as error:
-            # Nobody awaits this task: the run's own thread raises it at its next call.
+        except BaseException as error:
+            # In async mode nobody awaits this: the run's own thread raises it at its next call.
             outcome = Outcome([None] * len(tickets), fatal=error)
         with self._lock:
             if tickets[0].done:
@@ -387,13 +381,10 @@ class AdviceService:
                 self.counters.refund(outcome.refunded)
                 return
             self._fatal = self._fatal or outcome.fatal
-            self._finish(tickets, outcome, late=True)
-
-    def _finish(self, tickets: Sequence[Ticket], outcome: Outcome, *, late: bool) -> None:
-        with self._lock:
+            late = self.mode == "async"
             self.counters.add(outcome, latency_s=tickets[0].age_s, late=late)
-            for ticket, result in zip(tickets, outcome.results, strict=True):
-                self._tickets.finish(ticket, result if isinstance(result, Advice) else None)
+            for ticket, found in zip(tickets, outcome.results, strict=True):
+                self._tickets.finish(ticket, found if isinstance(found, Advice) else None)
             self._finished.notify_all()
 
     @patience(_KEEP_WAIT_S)
@@ -481,9 +472,8 @@ class AdviceService:
         """Abandon a loop that its advisor blocks, and raise what an async question raised."""
         with self._lock:
             if self._tickets.oldest_s > self.timeout_s + _GRACE_S:
-                given_up = self._tickets.give_up()
-                outcome = self._keep(given_up, TimeoutError("the advisor blocks its event loop"))
-                self.counters.add(outcome, latency_s=0.0, late=True)
+                blocked = TimeoutError("the advisor blocks its event loop")
+                self._settle(self._tickets.in_flight(), blocked)
                 self._abandon_loop()
             error, self._fatal = self._fatal, None
         if error is not None:
