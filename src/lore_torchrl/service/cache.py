@@ -17,13 +17,10 @@ from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
     StoreBusyError,
-    StoreError,
     patience,
 )
 
 _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
-# Answers that wait for a store that cannot be written; the cache has them in any case.
-_MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
 _INSERT = """
     INSERT OR REPLACE INTO advice (prefix, key, answer, coarse) VALUES (?, ?, ?, ?)
@@ -37,21 +34,11 @@ class _Entry:
     born: int = 0  # the cache's clock when it came
     seq: int = 0  # number in the store, or without one in this cache: higher is later
 
-    def extra(self) -> dict[str, Any]:
-        extra = {"coarse": self.abstract, "born": self.born, "seq": self.seq}
-        return extra | self.advice.extras()
-
-    def columns(self) -> tuple[str, str | None]:
-        """Return what the store keeps: answer and abstract state."""
+    def answer(self) -> list[Any]:
+        """Return the advice for JSON."""
         # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
         logits = [float(value) for value in self.advice.logits]
-        answer = [logits, float(self.advice.confidence)]
-        if extras := self.advice.extras():
-            answer.append(extras)
-        return json.dumps(answer), self.abstract
-
-
-_Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
+        return [logits, float(self.advice.confidence), self.advice.extras()]
 
 
 class AdviceCache:
@@ -125,9 +112,8 @@ class AdviceCache:
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         self._outlived: dict[str, int] = {}  # expired here, though the store has it
-        self._unsaved: dict[str, _Entry] = {}  # to be written with the next answer
-        self._unreadable: deque[str] = deque()  # one line about each damaged row
-        self._met: set[int] = set()  # the numbers of these
+        # By number, a line about each damaged row of the store, until it is taken.
+        self._unreadable: dict[int, str | None] = {}
         self._lock = SharedLock()
 
     def __len__(self) -> int:
@@ -197,7 +183,7 @@ class AdviceCache:
                 return False
             if not known or self.answers_averaged is None or abstract_state is None:
                 return not known
-            answers = len(self._state_answers(key, abstract_state))
+            answers = len(self._serving(key, abstract_state))
             visits = self._visits.get(abstract_state, 0)
             return 0 < answers < self.answers_averaged and visits >= self.averaging_visits * 2 ** (
                 answers - 1
@@ -214,22 +200,19 @@ class AdviceCache:
             self.noops_filtered += action not in actions
             actions.add(action)
 
-    def _in_state(self, abstract_state: str) -> list[str]:
-        """Return the exact keys of an abstract state, latest answer first."""
+    def _serving(self, key: str, abstract_state: str | None) -> list[str]:
+        """Return the exact keys of an abstract state that serve a situation, latest first."""
         entries = self._states.get(abstract_state, {})
-        return sorted(entries, key=lambda key: entries[key].seq, reverse=True)
-
-    def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
-        """Return the answers of an abstract state that serve a situation, latest first."""
-        found = self._in_state(abstract_state)
-        return [self._entries[other].advice for other in found if self._serves(other, key)]
+        found = sorted(entries, key=lambda other: entries[other].seq, reverse=True)
+        return [other for other in found if self._serves(other, key)]
 
     def _advice(self, found: str, key: str, abstract_state: str | None) -> Advice:
         """Return what the entry found says of a situation, averaged within its abstract state."""
         entry = self._entries[found]
         advice = entry.advice
         if None not in (self.answers_averaged, abstract_state) and entry.abstract == abstract_state:
-            mean = average(self._state_answers(key, abstract_state))
+            serving = self._serving(key, abstract_state)
+            mean = average([self._entries[other].advice for other in serving])
             advice = replace(mean, **read_extras(advice.extras()))
         # The steps of a plan are those of one situation.
         return advice if self._is_own(found, key) else replace(advice, plan=())
@@ -246,28 +229,22 @@ class AdviceCache:
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
                 if self._dropped and key not in self._entries:
-                    self._load(self._stored("key = ?", key))
+                    self._load("key = ?", key)
         if self._serves(key, key):
             return key
-        found = [] if abstract_state is None else self._in_state(abstract_state)
-        return next((other for other in found if self._serves(other, key)), None)
+        return next(iter(self._serving(key, abstract_state)), None)
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
         entry = self._entries.get(found)
         if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
             return False
-        return not self._is_no_op(key, entry.advice)
+        return not self.is_no_op(key, entry.advice)
 
     def is_no_op(self, key: str, advice: Advice) -> bool:
         """Return whether an answer prefers an action that is known to be a no-op."""
-        with self._lock:
-            return self._is_no_op(key, advice)
-
-    def _is_no_op(self, key: str, advice: Advice) -> bool:
-        actions = self._no_ops.get(key)
         # Its preferred action is the first among equals.
-        return actions is not None and advice.logits.index(max(advice.logits)) in actions
+        return advice.logits.index(max(advice.logits)) in self._no_ops.get(key, ())
 
     # ---- entries ----
 
@@ -284,7 +261,7 @@ class AdviceCache:
         with self._lock:
             if abstract_state is not None:
                 self._visits[abstract_state] = 0
-            if self._is_no_op(key, advice):
+            if self.is_no_op(key, advice):
                 self._closed.add(key)
                 return
             slot, number = key, 1
@@ -327,7 +304,10 @@ class AdviceCache:
 
     def take_unreadable(self) -> list[str]:
         """Return one line about each row of the store that could not be read, once."""
-        return [self._unreadable.popleft() for _ in range(len(self._unreadable))]
+        with self._lock:
+            lines = [line for line in self._unreadable.values() if line is not None]
+            self._unreadable = dict.fromkeys(self._unreadable)
+            return lines
 
     def _save(self, entries: dict[str, _Entry]) -> None:
         """Write entries in one transaction, and number them.
@@ -336,64 +316,42 @@ class AdviceCache:
         """
         if self.store is None or not entries:
             return
-        with self._lock:
-            entries, self._unsaved = self._unsaved | entries, {}
-        try:
-            with self.store.write() as connection:
-                numbers = [
-                    connection.execute(_INSERT, (self.prefix, key, *entry.columns())).lastrowid
-                    for key, entry in entries.items()
-                ]
-        except StoreError:
-            with self._lock:
-                unsaved = entries | self._unsaved
-                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
-            raise
+        rows = [(key, json.dumps(entry.answer()), entry.abstract) for key, entry in entries.items()]
+        with self.store.write() as connection:
+            numbers = [connection.execute(_INSERT, (self.prefix, *row)).lastrowid for row in rows]
         for entry, number in zip(entries.values(), numbers, strict=True):
             entry.seq = number
 
-    def _stored(self, where: str, value: Any) -> list[_Row]:
-        """Return the rows for which a condition holds, latest first."""
+    def pull(self) -> None:
+        """Load what the store has got since the last time; raises :class:`StoreError`."""
+        with self._lock:
+            if numbers := self._load("seq > ?", self._seen):
+                self._dropped |= len(numbers) == self.max_entries
+                self._seen = numbers[-1]
+
+    def _load(self, where: str, value: Any) -> list[int]:
+        """Load the rows for which a condition holds, and return their numbers, latest last."""
         if self.store is None:
             return []
         rows = self.store.read(
             "SELECT seq, key, answer, coarse FROM advice "
             f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
             (self.prefix, value, self.max_entries),
-        )
-        return [self._read(*row) for row in rows]
-
-    def _read(self, seq: int, key: Any, answer: Any, coarse: Any) -> _Row:
-        try:
-            texts = (key, answer) if coarse is None else (key, answer, coarse)
-            if not all(isinstance(value, str) for value in texts):
-                raise TypeError("a text is missing")
-            advice = _from_json(answer, self._n_actions)
-            return seq, key, _Entry(advice, coarse, seq=seq)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            if seq not in self._met:
-                self._met.add(seq)
+        )[::-1]
+        for seq, key, answer, coarse in rows:
+            try:
+                texts = (key, answer) if coarse is None else (key, answer, coarse)
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError("a text is missing")
+                entry = _Entry(_from_json(answer, self._n_actions), coarse, self._now, seq)
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
-                self._unreadable.append(message[:_MAX_MESSAGE])
-            return seq, key, None
-
-    def pull(self) -> None:
-        """Load what the store has got since the last time; raises :class:`StoreError`."""
-        with self._lock:
-            rows = self._stored("seq > ?", self._seen)
-            if rows:
-                self._dropped |= len(rows) == self.max_entries
-                self._seen = rows[0][0]
-                self._load(rows[::-1])
-
-    def _load(self, rows: Sequence[_Row]) -> None:
-        for seq, key, entry in rows:
-            if entry is None:
+                self._unreadable.setdefault(seq, message[:_MAX_MESSAGE])
                 continue
             known = self._entries.get(key)
             if seq > (self._outlived.get(key, 0) if known is None else known.seq):
-                entry.born = self._now
                 self._insert(key, entry)
+        return [row[0] for row in rows]
 
     # ---- progress ----
 
@@ -402,7 +360,10 @@ class AdviceCache:
         with self._lock:
             return {
                 "entries": [
-                    [key, list(entry.advice.logits), entry.advice.confidence, entry.extra()]
+                    [
+                        *(key, *entry.answer()),
+                        {"coarse": entry.abstract, "born": entry.born, "seq": entry.seq},
+                    ]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
@@ -455,27 +416,20 @@ class AdviceCache:
             self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
-        entries, unsaved = [], []
-        for key, logits, confidence, *extra in saved:
-            names = dict(extra[0]) if extra else {}
-            entry = _Entry(
-                Advice(tuple(logits), confidence, **read_extras(names)),
-                names.get("coarse"),
-                names.get("born", 0),
-                names.get("seq", 0),
-            )
+        entries = {}
+        for key, logits, confidence, *more in saved:
+            names = {name: value for part in more for name, value in part.items()}
+            advice = Advice(tuple(logits), confidence, **read_extras(names))
+            entry = _Entry(advice, names.get("coarse"), names.get("born", 0), names.get("seq", 0))
             known = self._entries.get(key)
-            if known is not None and known.seq > entry.seq:
-                continue  # bought again since, by another process or before a crash
-            entries.append((key, entry))
-            # A row that cannot be read is as good as none.
-            if known is None and not any(row[2] for row in self._stored("key = ?", key)):
-                unsaved.append((key, entry))
-        unsaved.sort(key=lambda item: item[1].seq)
+            # Unless it was bought again since, by another process or before a crash.
+            if known is None or known.seq <= entry.seq:
+                entries[key] = entry
+        lacking = [key for key in entries if key not in self._entries]
         try:
-            self._save(dict(unsaved))
+            self._save({key: entries[key] for key in sorted(lacking, key=lambda k: entries[k].seq)})
         finally:
-            for key, entry in entries:
+            for key, entry in entries.items():
                 self._insert(key, entry)
 
 
