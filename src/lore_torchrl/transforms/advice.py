@@ -19,6 +19,7 @@ from torchrl.data.tensor_specs import (
     MultiCategorical,
     MultiOneHot,
     OneHot,
+    TensorSpec,
     Unbounded,
 )
 from torchrl.envs.transforms import (
@@ -39,7 +40,8 @@ from lore_torchrl.transforms.rows import (
     any_true,
     entry,
     flat_rows,
-    row_values,
+    observations_of,
+    put_rows,
     scalars,
 )
 
@@ -176,8 +178,7 @@ class AdviceTransform(Transform):
         self._rows = self._make_rows(0)
 
     def _make_rows(self, rows: int) -> _Rows:
-        valid = keys.ACTION_MASK in self.out_keys
-        return _Rows(rows, self._n_actions, self.plan_horizon, self.subgoals, valid=valid)
+        return _Rows(rows, self._specs((rows,)), self.subgoals)
 
     def clone(self) -> AdviceTransform:
         """Return a copy without environment that shares the service but no rows."""
@@ -201,23 +202,25 @@ class AdviceTransform(Transform):
                     f"The describer names {self._n_actions} actions, the environment's {key!r} "
                     f"has {spec.space.n}."
                 )
-        batch = observation_spec.shape
-        one = {"shape": (*batch, 1), "device": observation_spec.device}
-        logits = {"shape": (*batch, self._n_actions), "device": observation_spec.device}
-        observation_spec[keys.PRIOR_LOGITS] = Unbounded(dtype=torch.float32, **logits)
-        observation_spec[keys.CONFIDENCE] = Bounded(0.0, 1.0, dtype=torch.float32, **one)
-        observation_spec[keys.MASK] = Binary(n=1, dtype=torch.bool, **one)
-        observation_spec[keys.ADVICE_ID] = Unbounded(dtype=torch.int64, **one)
-        observation_spec[keys.FALLBACK] = Binary(n=1, dtype=torch.bool, **one)
-        if keys.PLAN in self.out_keys:
-            plan = logits | {"shape": (*batch, self.plan_horizon)}
-            observation_spec[keys.PLAN] = Bounded(-1, self._n_actions, dtype=torch.int64, **plan)
-        if keys.ACTION_MASK in self.out_keys:
-            observation_spec[keys.ACTION_MASK] = Binary(dtype=torch.bool, **logits)
-        if self.subgoals:
-            names = logits | {"shape": (*batch, len(self.subgoals))}
-            observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, dtype=torch.float32, **names)
+        specs = self._specs(observation_spec.shape)
+        observation_spec.update({k: s.to(observation_spec.device) for k, s in specs.items()})
         return observation_spec
+
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        """Return the spec of each entry, ``[*B, ...]``."""
+        one, actions = (*batch, 1), (*batch, self._n_actions)
+        plan, names = (*batch, self.plan_horizon), (*batch, len(self.subgoals))
+        specs = {
+            keys.PRIOR_LOGITS: Unbounded(actions, dtype=torch.float32),
+            keys.CONFIDENCE: Bounded(0.0, 1.0, one, dtype=torch.float32),
+            keys.MASK: Binary(shape=one, dtype=torch.bool),
+            keys.ADVICE_ID: Unbounded(one, dtype=torch.int64),
+            keys.FALLBACK: Binary(shape=one, dtype=torch.bool),
+            keys.PLAN: Bounded(-1, self._n_actions, plan, dtype=torch.int64),
+            keys.ACTION_MASK: Binary(shape=actions, dtype=torch.bool),
+            keys.SUBGOAL: Bounded(0.0, 1.0, names, dtype=torch.float32),
+        }
+        return {key: specs[key] for key in self.out_keys}
 
     def _check_batched_worker_compat(self) -> None:
         raise RuntimeError(
@@ -277,9 +280,8 @@ class AdviceTransform(Transform):
             raise RuntimeError(f"Reset with {len(self._rows)} rows, stepped with {rows}.")
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
         parent = self.parent
-        learned = flat_rows(entry(next_tensordict, parent.reward_key), rows).sum(1)
-        raw = next_tensordict.get(keys.RAW_REWARD, None)
-        reward = learned if raw is None else flat_rows(raw, rows).sum(1)
+        learned = entry(next_tensordict, parent.reward_key)
+        reward = flat_rows(next_tensordict.get(keys.RAW_REWARD, learned), rows).sum(1)
         done = any_true(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
@@ -290,7 +292,8 @@ class AdviceTransform(Transform):
         if self._armed and self.value_key is not None:
             values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
             # The critic's values are of the reward that it learns from.
-            td_errors = self._rows.td_errors(values, learned, self.discount)
+            paid = flat_rows(learned, rows).sum(1)
+            td_errors = self._rows.td_errors(values, paid, self.discount)
         stepped = ~self._rows.ended  # the others had ended before
         self._rows.ended |= done
         signals = StepSignals(
@@ -325,10 +328,10 @@ class AdviceTransform(Transform):
         """
         preferred = self._rows.preferred()
         self._rows.clear(rows if actions is None else slice(None))
-        observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        observations = observations_of(tensordict, self.in_keys)
         queries = []
         for row in rows:
-            observation = {key: values[row] for key, values in observations.items()}
+            observation = observations[row]
             action = None if actions is None else actions[row]
             self.describer.observe(row, observation, action, reset=actions is None)
             key = self._key("cache_key", row, observation)
@@ -362,10 +365,7 @@ class AdviceTransform(Transform):
         if self._armed:
             self._rows.untold_resets[:] = False
         for key in self.out_keys:
-            values = self._rows.entries[key]
-            # Collectors keep what they are given by reference: each step needs its own copy.
-            tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
-            tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+            put_rows(tensordict, key, self._rows.entries[key])
 
     def _planned(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, changed: bool
@@ -417,24 +417,13 @@ class _Rows:
     """Advice for the observation of each row, and the state of its episode."""
 
     def __init__(
-        self, rows: int, n_actions: int, horizon: int, subgoals: tuple[str, ...], *, valid: bool
+        self, rows: int, specs: Mapping[str, TensorSpec], subgoals: tuple[str, ...]
     ) -> None:
         # What is written, [rows, ...] each.
-        self.entries = {
-            keys.PRIOR_LOGITS: np.zeros((rows, n_actions), dtype=np.float32),
-            keys.CONFIDENCE: np.zeros((rows, 1), dtype=np.float32),
-            keys.MASK: np.zeros((rows, 1), dtype=bool),
-            keys.ADVICE_ID: np.zeros((rows, 1), dtype=np.int64),
-            keys.FALLBACK: np.zeros((rows, 1), dtype=bool),
-        }
-        if horizon:
-            self.entries[keys.PLAN] = np.full((rows, horizon), -1, dtype=np.int64)
-        if valid:
-            self.entries[keys.ACTION_MASK] = np.ones((rows, n_actions), dtype=bool)
+        self.entries = {key: spec.zero().numpy() for key, spec in specs.items()}
+        self.clear(slice(None))
         self.subgoals = subgoals
-        if subgoals:
-            self.entries[keys.SUBGOAL] = np.zeros((rows, len(subgoals)), dtype=np.float32)
-        self.plans = [PlanFollower() for _ in range(rows if horizon else 0)]
+        self.plans = [PlanFollower() for _ in range(rows if keys.PLAN in specs else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.

@@ -12,6 +12,7 @@ from lore_torchrl.advisors.base import Describer
 from lore_torchrl.sandbox import ProgramSet, UsedProgram, stable_number
 from lore_torchrl.sandbox.sandbox import LARGEST
 from lore_torchrl.transforms.program import ProgramTransform
+from lore_torchrl.transforms.rows import put_rows
 
 
 class ProgramFeatures(ProgramTransform):
@@ -74,9 +75,7 @@ class ProgramFeatures(ProgramTransform):
         for key, values in zip(
             self.out_keys, (self._features, self._mask, self._code_id), strict=True
         ):
-            # Collectors keep what they are given by reference: each step needs its own copy.
-            tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
-            tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+            put_rows(tensordict, key, values)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the three entries."""

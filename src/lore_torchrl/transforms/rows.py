@@ -39,6 +39,22 @@ def row_values(tensordict: TensorDictBase, key: NestedKey) -> Sequence[Any]:
     return texts
 
 
+def observations_of(
+    tensordict: TensorDictBase, in_keys: Sequence[NestedKey]
+) -> list[dict[NestedKey, Any]]:
+    """Return what each row observes, by key."""
+    columns = {key: row_values(tensordict, key) for key in in_keys}
+    rows = range(tensordict.numel())
+    return [{key: values[row] for key, values in columns.items()} for row in rows]
+
+
+def put_rows(tensordict: TensorDictBase, key: NestedKey, values: np.ndarray) -> None:
+    """Write an array ``[rows, ...]`` as an entry."""
+    # Collectors keep what they are given by reference: each step needs its own copy.
+    tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
+    tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+
+
 def flat_rows(value: torch.Tensor, rows: int) -> np.ndarray:
     """Return a tensor as an array of shape ``[rows, features]``."""
     return value.detach().reshape(rows, -1).cpu().numpy()
