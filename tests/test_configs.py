@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.ChatAdvisorConfig(deadline_s=0), "deadline_s=0"),
         (lambda: configs.CallsConfig(budget=-1), "budget=-1"),
         (lambda: configs.CallsConfig(calls_per_step=0), "calls_per_step=0"),
+        (lambda: configs.CallsConfig(min_beta=1.5), "min_beta=1.5"),
         (lambda: configs.CallsConfig(cooldown=-1), "cooldown=-1"),
         (lambda: configs.CallsConfig(no_reward_steps=0), "no_reward_steps=0"),
         (lambda: configs.CallsConfig(timeout_s=0), "timeout_s=0"),

@@ -262,14 +262,3 @@ def test_loads_the_state_of_the_first_release():
     cache.load_state_dict({"entries": [["a", [1.0, 2.0], 0.5]], "hits": 3, "misses": 1})
     assert cache.get("a") == Advice(logits=(1.0, 2.0), confidence=0.5)
     assert counters(cache) == (4, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"ttl_steps": 0}, "ttl_steps must be at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_named(config, message):
-    with pytest.raises(ValueError, match=message):
-        AdviceCache(**config)

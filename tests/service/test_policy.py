@@ -217,11 +217,6 @@ def test_a_resumed_policy_chooses_the_same(run, cut):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cooldown(steps=-1), "steps=-1"),
-        (lambda: MacroBoundaries(no_reward_steps=0), "got 0"),
-        (lambda: MacroBoundaries(after_reset=False), "never ask"),
-        (lambda: make_policy(min_beta=1.5), "1.5"),
-        (lambda: make_policy(calls_per_step=0), "got 0"),
         (lambda: make_policy().choose([0], StepSignals([1.0], rewards=[0.0, 0.0])), "2 rows"),
     ],
 )

@@ -208,10 +208,6 @@ def test_a_resumed_policy_chooses_the_same(run, cut, limits):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: make_policy(novelty=Novelty(0.5), td_spike=TDErrorSpike()),
-            "novelty, td_spike would",
-        ),
         (lambda: make_policy(always=False, boundaries=False), "would never ask"),
         (
             lambda: triggered(novelty=Novelty(0.5)).choose([0], StepSignals([1.0])),

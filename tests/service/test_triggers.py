@@ -151,15 +151,3 @@ def test_a_resumed_trigger_goes_on_the_same(fresh, run, cut):
         if resumed is not None:
             assert play(resumed, seen) == expected
             assert travelled(resumed) == travelled(part)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Novelty(1.0), r"\[0, 1\), got 1.0"),
-        (lambda: TDErrorSpike(high=1.0, low=1.0), "low=1.0, high=1.0"),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -42,7 +42,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
     cooldown_after_success: int = setting(
         0, "Steps without a call after an episode succeeded.", ge=0
     )
-    min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.")
+    min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.", ge=0, le=1)
     always: bool = setting(
         True,
         "`true`: any state without a cached answer may be asked about; `false`: where one of the "

@@ -71,9 +71,6 @@ class AdviceCache:
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
             prompt. Answers under other prefixes of the same store are not seen. Default: empty.
-
-    Raises:
-        ValueError: If a number is out of its range.
     """
 
     def __init__(
@@ -86,14 +83,6 @@ class AdviceCache:
         averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
-        for name, value in (
-            ("max_entries", max_entries),
-            ("ttl_steps", ttl_steps),
-            ("answers_averaged", answers_averaged),
-            ("averaging_visits", averaging_visits),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps

@@ -68,8 +68,7 @@ class CallPolicy:
         outage: Back-off while the advisor fails. Default: ``OutageBackoff()``.
 
     Raises:
-        ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
-            triggers would do nothing beside ``always``, or none is on without it.
+        ValueError: If ``always`` is false and no trigger is on.
     """
 
     def __init__(
@@ -85,15 +84,7 @@ class CallPolicy:
         td_spike: TDErrorSpike | None = None,
         outage: OutageBackoff | None = None,
     ) -> None:
-        if not 0.0 <= min_beta <= 1.0:
-            raise ValueError(f"min_beta is a weight and must lie in [0, 1], got {min_beta}.")
-        if calls_per_step < 1:
-            raise ValueError(f"calls_per_step must be at least 1, got {calls_per_step}.")
-        triggers = {"novelty": novelty, "td_spike": td_spike}
-        given = [name for name, trigger in triggers.items() if trigger is not None]
-        if always and given:
-            raise ValueError(f"With always=True {', '.join(given)} would do nothing.")
-        if not always and boundaries is False and not given:
+        if not always and boundaries is False and novelty is None and td_spike is None:
             raise ValueError("always=False without a trigger would never ask. Switch one on.")
         self.budget = budget
         self.cooldown = Cooldown() if cooldown is None else cooldown

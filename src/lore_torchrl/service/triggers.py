@@ -46,8 +46,7 @@ class OutageBackoff(_Pause):
     outage at once, any other one, such as an unreadable answer, at the third in a row. The
     n-th pause lasts base_steps · 2^(n-1) environment steps of all rows, at most
     ``max_steps``, or ``max_free_steps`` if the failed call was refunded. Usable advice ends
-    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted. Raises a
-    ``ValueError`` unless 1 <= base_steps <= max_free_steps <= max_steps.
+    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted.
     """
 
     # Unreadable answers in a row that begin an outage.
@@ -57,11 +56,6 @@ class OutageBackoff(_Pause):
     def __init__(
         self, base_steps: int = 32, max_free_steps: int = 128, max_steps: int = 4096
     ) -> None:
-        if not 1 <= base_steps <= max_free_steps <= max_steps:
-            raise ValueError(
-                f"Pauses must grow from 1 on, got base_steps={base_steps}, "
-                f"max_free_steps={max_free_steps}, max_steps={max_steps}."
-            )
         self.base_steps = base_steps
         self.max_free_steps = max_free_steps
         self.max_steps = max_steps
@@ -117,18 +111,12 @@ class OutageBackoff(_Pause):
 class Cooldown(_Pause):
     """A pause of ``steps`` after each call, and of ``steps_after_success`` after a success.
 
-    Both count environment steps of all rows together and are 0 by default; a ``ValueError``
-    tells of negative ones.
+    Both count environment steps of all rows together and are 0 by default.
     """
 
     _saved = ("left",)
 
     def __init__(self, steps: int = 0, steps_after_success: int = 0) -> None:
-        if min(steps, steps_after_success) < 0:
-            raise ValueError(
-                f"Cooldown needs steps of at least 0, got steps={steps}, "
-                f"steps_after_success={steps_after_success}."
-            )
         self.steps = steps
         self.steps_after_success = steps_after_success
 
@@ -146,17 +134,12 @@ class MacroBoundaries(_Part):
 
     A boundary stays due until the row is served. ``after_reset`` says whether a reset is one
     (by default), ``no_reward_steps`` after how many steps of one row without a reward above 0
-    there is one; ``None``, the default, for never. Raises a ``ValueError`` if that is below 1,
-    or no boundary could ever occur.
+    there is one; ``None``, the default, for never.
     """
 
     _saved = ("_fresh", "_dry")
 
     def __init__(self, after_reset: bool = True, no_reward_steps: int | None = None) -> None:
-        if no_reward_steps is not None and no_reward_steps < 1:
-            raise ValueError(f"no_reward_steps must be at least 1 or None, got {no_reward_steps}.")
-        if not after_reset and no_reward_steps is None:
-            raise ValueError("MacroBoundaries without after_reset and steps would never ask.")
         self.after_reset = after_reset
         self.no_reward_steps = no_reward_steps
         self._fresh: list[bool] = []
@@ -188,14 +171,12 @@ class Novelty(_Part):
     """Trigger on rarely visited situations: while 1/√n at the n-th visit is above a threshold.
 
     With 0.5 these are the first three visits. The 100,000 most recently visited situations are
-    remembered. Raises a ``ValueError`` if ``threshold`` is not in ``[0, 1)``.
+    remembered. The ``threshold`` lies in ``[0, 1)``.
     """
 
     max_keys = 100_000
 
     def __init__(self, threshold: float) -> None:
-        if not 0.0 <= threshold < 1.0:
-            raise ValueError(f"Novelty needs a threshold in [0, 1), got {threshold}.")
         self.threshold = threshold
         self._visits: OrderedDict[str, int] = OrderedDict()
         self._due: list[bool] = []
@@ -237,15 +218,12 @@ class TDErrorSpike(_Part):
     z = (|td| - mean) / std, with moving averages over all rows, in which the past weighs
     0.99; the first 100 values are only averaged. A row becomes due at z >= ``high`` (3 by
     default) and stays so, also after a call, until z <= ``low`` (1) or its episode ends.
-    Raises a ``ValueError`` if not ``low < high``, both finite.
     """
 
     decay, warmup = 0.99, 100
     _saved = ("_count", "_mean", "_variance", "_on")
 
     def __init__(self, high: float = 3.0, low: float = 1.0) -> None:
-        if not (math.isfinite(high) and math.isfinite(low) and low < high):
-            raise ValueError(f"TDErrorSpike needs finite low < high, got low={low}, high={high}.")
         self.high = high
         self.low = low
         self._count = 0

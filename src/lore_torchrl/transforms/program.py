@@ -18,7 +18,7 @@ from lore_torchrl.transforms.rows import (
     any_true,
     entry,
     flat_rows,
-    row_values,
+    observations_of,
 )
 
 
@@ -40,7 +40,7 @@ class ProgramTransform(Transform):
             programs that are not retired. Default: ``True``.
 
     Raises:
-        ValueError: If the describer has no ``program_view``, or ``gamma`` is out of range.
+        ValueError: If the describer has no ``program_view``.
     """
 
     def __init__(
@@ -57,8 +57,6 @@ class ProgramTransform(Transform):
                 f"{type(describer).__name__} has no program_view(): give it one, which returns "
                 "what a program sees as plain Python data, or switch programs off."
             )
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
         super().__init__(in_keys=list(describer.in_keys), out_keys=list(out_keys))
         self.programs, self.describer = programs, describer
         self.gamma, self.learning = gamma, learning
@@ -129,8 +127,8 @@ class ProgramTransform(Transform):
         )
         stepped = ~self._ended
         # Before it is shaped.
-        raw = next_tensordict.get(keys.RAW_REWARD, None)
-        raw = entry(next_tensordict, self.parent.reward_key) if raw is None else raw
+        shaped = entry(next_tensordict, self.parent.reward_key)
+        raw = next_tensordict.get(keys.RAW_REWARD, shaped)
         rewards = flat_rows(raw, rows).sum(1).tolist()
         found = self._compute(next_tensordict, stepped, actions)
         self._write(next_tensordict, found, tensordict)
@@ -146,10 +144,10 @@ class ProgramTransform(Transform):
         self, tensordict: TensorDictBase, where: np.ndarray, actions: list[int] | None
     ) -> dict[int, dict[UsedProgram, np.ndarray]]:
         """Run each row's programs on its observation; ``actions`` are ``None`` at a reset."""
-        observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        observations = observations_of(tensordict, self.in_keys)
         found = {}
         for row in np.flatnonzero(where).tolist():
-            observation = {key: values[row] for key, values in observations.items()}
+            observation = observations[row]
             action = None if actions is None else actions[row]
             self.describer.observe(row, observation, action, reset=actions is None)
             running = [used for used in self._running[row] if used.retired is None]

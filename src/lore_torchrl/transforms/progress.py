@@ -45,7 +45,7 @@ class ProgressShaping(ProgramTransform):
         learning: As there. Default: ``True``.
 
     Raises:
-        ValueError: If the programs are of another kind, the budget is not positive, or as there.
+        ValueError: If the programs are of another kind, or as there.
     """
 
     def __init__(
@@ -59,8 +59,6 @@ class ProgressShaping(ProgramTransform):
     ) -> None:
         if programs.kind != "progress":
             raise ValueError(f"ProgressShaping needs programs of progress, got {programs.kind}.")
-        if not episode_budget > 0:
-            raise ValueError(f"episode_budget must be above 0, got {episode_budget}.")
         self.episode_budget = episode_budget
         self.episodes, self.paid = 0, 0.0
         super().__init__(programs, describer, [keys.RAW_REWARD], gamma=gamma, learning=learning)

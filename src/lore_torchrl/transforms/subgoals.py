@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +13,7 @@ from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
-from lore_torchrl.transforms.rows import row_values
+from lore_torchrl.transforms.rows import observations_of
 
 
 class SubgoalBonus(Transform):
@@ -47,7 +46,6 @@ class SubgoalBonus(Transform):
 
     Raises:
         TypeError: If the describer has no ``subgoals`` or no ``reached()``.
-        ValueError: If a number is negative or not finite.
     """
 
     follows_advice = True
@@ -60,9 +58,6 @@ class SubgoalBonus(Transform):
         self, describer: Describer, *, scale: float = 0.1, episode_budget: float = 0.5
     ) -> None:
         self.names = subgoals_of(describer)
-        for name, value in {"scale": scale, "episode_budget": episode_budget}.items():
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {value}.")
         super().__init__(
             in_keys=list(describer.in_keys), out_keys=[keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD]
         )
@@ -129,11 +124,8 @@ class SubgoalBonus(Transform):
 
     def _reached(self, tensordict: TensorDictBase) -> Tensor:
         """Return which subgoals are true of each row's observation, ``[*B, G]``."""
-        columns = {key: row_values(tensordict, key) for key in self.in_keys}
-        found = [
-            self.describer.reached(row, {key: values[row] for key, values in columns.items()})
-            for row in range(tensordict.numel())
-        ]
+        seen = enumerate(observations_of(tensordict, self.in_keys))
+        found = [self.describer.reached(row, observation) for row, observation in seen]
         rows = [[float(name in one) for name in self.names] for one in found]
         return torch.tensor(rows, device=tensordict.device).view(*tensordict.batch_size, -1)
 
