@@ -56,6 +56,10 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
         (lambda: configs.CallsConfig(novelty=0.5), "always=false"),
+        (
+            lambda: configs.CallsConfig(always=False, after_reset=False, no_reward_steps=None),
+            "without a trigger",
+        ),
         (lambda: configs.CallsConfig(always=False, td_spike=0.5), "td_spike_low=1.0"),
         (lambda: configs.GateConfig(beta_max=-1), "beta_max=-1"),
         (lambda: configs.GateConfig(hysteresis=[0.5]), "hysteresis"),

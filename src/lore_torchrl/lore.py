@@ -55,6 +55,7 @@ from lore_torchrl.service import (
     Novelty,
     TDErrorSpike,
 )
+from lore_torchrl.service.triggers import Trigger
 from lore_torchrl.transforms import AdviceTransform, SubgoalBonus
 
 # Batches after which it is checked that the policy which collects is the one of the losses.
@@ -587,18 +588,20 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         averaging_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
-    boundaries: MacroBoundaries | bool = False
-    if not c.always and (c.after_reset or c.no_reward_steps is not None):
-        boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
+    triggers: list[Trigger] = []
+    if not c.always:
+        if c.after_reset or c.no_reward_steps is not None:
+            triggers.append(MacroBoundaries(c.after_reset, c.no_reward_steps))
+        if c.novelty is not None:
+            triggers.append(Novelty(c.novelty))
+        if c.td_spike is not None:
+            triggers.append(TDErrorSpike(c.td_spike, c.td_spike_low))
     policy = CallPolicy(
         budget,
+        triggers=triggers,
         cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
-        boundaries=boundaries,
-        always=c.always,
         min_beta=c.min_beta,
         calls_per_step=c.calls_per_step,
-        novelty=None if c.novelty is None else Novelty(c.novelty),
-        td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
     )
     return AdviceService(
         advisor,

@@ -107,6 +107,9 @@ class CallsConfig(Settings, prefix="lore.calls"):
         for name in ("novelty", "td_spike"):
             rule = "with always=true every state may be asked about already: set always=false"
             self.require(not self.always or getattr(self, name) is None, name, rule)
+        triggers = (self.after_reset or None, self.no_reward_steps, self.novelty, self.td_spike)
+        rule = "without a trigger no call would be made: switch one on"
+        self.require(self.always or any(t is not None for t in triggers), "always", rule)
         averages = self.abstract_states or self.answers_averaged is None
         rule = "without abstract_states there is nothing to average: set answers_averaged=null too"
         self.require(averages, "answers_averaged", rule)

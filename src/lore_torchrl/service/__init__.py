@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.policy import CallPolicy, StepSignals
+from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.service import AdviceService, Query, Reply
 from lore_torchrl.service.store import AdviceStore, StoreError
 from lore_torchrl.service.triggers import (
@@ -12,6 +12,7 @@ from lore_torchrl.service.triggers import (
     MacroBoundaries,
     Novelty,
     OutageBackoff,
+    StepSignals,
     TDErrorSpike,
 )
 

@@ -31,8 +31,9 @@ from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
 from lore_torchrl.service.outcomes import CallCounters, Outcome, Ticket, TicketTable, judge
-from lore_torchrl.service.policy import CallPolicy, StepSignals
+from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.store import StoreError, patience
+from lore_torchrl.service.triggers import StepSignals
 
 # Seconds that a step waits for other processes that write to the store, before it pays and
 # while it keeps a batch's answers.
@@ -204,11 +205,10 @@ class AdviceService:
                 served.append(query.row)
         if not armed:
             return replies
-        situations: list[str | None] = [None] * len(signals.scores)
         for query in queries:
-            situations[query.row] = query.key
+            signals.situations[query.row] = query.key
         rows = list(candidates) if self._may_ask else []
-        chosen = self.policy.choose(rows, signals, served=served, situations=situations)
+        chosen = self.policy.choose(rows, signals, served=served)
         bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
         for place in candidates.values():
             reply, known = bought.get(queries[place].key), replies[place].advice

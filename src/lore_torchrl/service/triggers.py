@@ -6,7 +6,40 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+
+@dataclass(slots=True)
+class StepSignals:
+    """What one vector step tells the call policy, one entry per row.
+
+    ``scores`` are acquisition scores: the weight that advice would have, 0 to 1; a row whose
+    score is not finite is not asked about. ``rewards`` are ``None`` at a reset, where no row
+    moved. ``steps`` counts the environment steps that passed, by default the rewards. A
+    ``ValueError`` tells of entries that disagree on the number of rows. ``situations`` are the keys
+    that the rows entered, ``None`` for a row that did not move: the service fills them in.
+    """
+
+    scores: Sequence[float]
+    resets: Sequence[bool] | None = None
+    rewards: Sequence[float] | None = None
+    successes: Sequence[bool] | None = None
+    td_errors: Sequence[float | None] | None = None
+    steps: int | None = None
+    situations: Sequence[str | None] | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.scores)
+        for name in ("resets", "rewards", "successes", "td_errors", "situations"):
+            values = getattr(self, name)
+            if values is not None and len(values) != rows:
+                raise ValueError(f"{name} has {len(values)} rows, scores has {rows}.")
+        if self.steps is None:
+            self.steps = 0 if self.rewards is None else rows
+        self.resets = [False] * rows if self.resets is None else self.resets
+        self.situations = [None] * rows if self.situations is None else self.situations
+        self.td_errors = [None] * rows if self.td_errors is None else self.td_errors
 
 
 class _Part:
@@ -137,6 +170,7 @@ class MacroBoundaries(_Part):
     there is one; ``None``, the default, for never.
     """
 
+    name = "boundaries"
     _saved = ("_fresh", "_dry")
 
     def __init__(self, after_reset: bool = True, no_reward_steps: int | None = None) -> None:
@@ -145,16 +179,16 @@ class MacroBoundaries(_Part):
         self._fresh: list[bool] = []
         self._dry: list[int] = []
 
-    def update(self, *, resets: Sequence[bool], rewards: Sequence[float] | None) -> None:
-        """Record one step of all rows; ``rewards`` is ``None`` where no row made one."""
-        self._fresh = _sized(self._fresh, len(resets), False)
-        self._dry = _sized(self._dry, len(resets), 0)
-        for row, reset in enumerate(resets):
+    def update(self, signals: StepSignals) -> None:
+        """Record one step of all rows."""
+        self._fresh = _sized(self._fresh, len(signals.resets), False)
+        self._dry = _sized(self._dry, len(signals.resets), 0)
+        for row, reset in enumerate(signals.resets):
             if reset:
                 self._fresh[row] = self.after_reset
                 self._dry[row] = 0
-            elif rewards is not None:
-                self._dry[row] = 0 if rewards[row] > 0 else self._dry[row] + 1
+            elif signals.rewards is not None:
+                self._dry[row] = 0 if signals.rewards[row] > 0 else self._dry[row] + 1
 
     def due(self, row: int) -> bool:
         """Whether ``row`` waits for advice."""
@@ -174,6 +208,7 @@ class Novelty(_Part):
     remembered. The ``threshold`` lies in ``[0, 1)``.
     """
 
+    name = "novelty"
     max_keys = 100_000
 
     def __init__(self, threshold: float) -> None:
@@ -181,10 +216,10 @@ class Novelty(_Part):
         self._visits: OrderedDict[str, int] = OrderedDict()
         self._due: list[bool] = []
 
-    def update(self, situations: Sequence[str | None]) -> None:
-        """Count a visit to the situation that each row has entered, ``None`` for none."""
-        self._due = _sized(self._due, len(situations), False)
-        for row, key in enumerate(situations):
+    def update(self, signals: StepSignals) -> None:
+        """Count a visit to the situation that each row has entered."""
+        self._due = _sized(self._due, len(signals.situations), False)
+        for row, key in enumerate(signals.situations):
             if key is None:
                 continue
             visits = self._visits.pop(key, 0) + 1
@@ -220,6 +255,7 @@ class TDErrorSpike(_Part):
     default) and stays so, also after a call, until z <= ``low`` (1) or its episode ends.
     """
 
+    name = "td_spike"
     decay, warmup = 0.99, 100
     _saved = ("_count", "_mean", "_variance", "_on")
 
@@ -230,11 +266,11 @@ class TDErrorSpike(_Part):
         self._mean = self._variance = 0.0
         self._on: list[bool] = []
 
-    def update(self, td_errors: Sequence[float | None], *, resets: Sequence[bool]) -> None:
+    def update(self, signals: StepSignals) -> None:
         """Record one step of all rows; without a finite error a row stays as it is."""
-        self._on = _sized(self._on, len(td_errors), False)
-        for row, (value, reset) in enumerate(zip(td_errors, resets, strict=True)):
-            if reset:
+        self._on = _sized(self._on, len(signals.td_errors), False)
+        for row, value in enumerate(signals.td_errors):
+            if signals.resets[row]:
                 self._on[row] = False
             if value is None or not math.isfinite(value):
                 continue
@@ -262,3 +298,6 @@ class TDErrorSpike(_Part):
 def _sized(values: list[Any], rows: int, start: Any) -> list[Any]:
     """Forget all rows where there is another number of environments than before."""
     return values if len(values) == rows else [start] * rows
+
+
+Trigger = MacroBoundaries | Novelty | TDErrorSpike

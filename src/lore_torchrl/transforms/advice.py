@@ -32,7 +32,7 @@ from torchrl.envs.transforms import (
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
-from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
+from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
     action_indices,
@@ -89,7 +89,7 @@ class AdviceTransform(Transform):
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
         value_key: Value that the policy gives the observation it acts on, one number per row,
-            for the TD errors of the call policy's ``td_spike``. Default: none.
+            for the call policy's :class:`TDErrorSpike`. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
         abstract_states: Whether situations of the same abstract state,
             ``describer.abstract_state(row, observation)``, share advice. Default: ``None``,
@@ -150,8 +150,9 @@ class AdviceTransform(Transform):
             raise ValueError("abstract_states=True needs a describer with abstract_state().")
         if subgoals and not getattr(describer, "subgoals", ()):
             raise ValueError("subgoals=True needs a describer that names its subgoals.")
-        if service.policy.td_spike is not None and value_key is None:
-            raise ValueError("The call policy has td_spike, but value_key=None: name the value.")
+        spikes = any(isinstance(trigger, TDErrorSpike) for trigger in service.policy.triggers)
+        if spikes and value_key is None:
+            raise ValueError("A TDErrorSpike needs values, but value_key=None: name the entry.")
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
         out_keys += [keys.PLAN] * bool(plan_horizon) + [keys.ACTION_MASK] * action_mask
         out_keys += [keys.SUBGOAL] * subgoals
