@@ -8,8 +8,7 @@ from tensordict import TensorDictBase
 from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Describer
-from lore_torchrl.sandbox import ProgramSet, UsedProgram, stable_number
+from lore_torchrl.sandbox import UsedProgram, stable_number
 from lore_torchrl.sandbox.sandbox import LARGEST
 from lore_torchrl.transforms.program import ProgramTransform
 from lore_torchrl.transforms.rows import put_rows
@@ -33,31 +32,16 @@ class ProgramFeatures(ProgramTransform):
     Keyword Args:
         gamma: Discount of the returns that features are scored by. Default: ``1 - 1/333``.
         learning: As there. Default: ``True``.
-
-    Raises:
-        ValueError: If the programs are of another kind, or as there.
     """
 
-    def __init__(
-        self,
-        programs: ProgramSet,
-        describer: Describer,
-        *,
-        gamma: float = 1.0 - 1.0 / 333.0,
-        learning: bool = True,
-    ) -> None:
-        if programs.kind != "features":
-            raise ValueError(f"ProgramFeatures needs programs of features, got {programs.kind}.")
-        super().__init__(programs, describer, keys.FEATURE_KEYS, gamma=gamma, learning=learning)
+    kind = "features"
+    writes = keys.FEATURE_KEYS
 
     def _begin(self, rows: int) -> None:
         super()._begin(rows)
         self._features = np.zeros((rows, self.programs.columns), dtype=np.float32)
         self._mask = np.zeros((rows, 1), dtype=bool)
         self._code_id = np.zeros((rows, 1), dtype=np.int64)
-
-    def _candidates(self) -> list[UsedProgram]:
-        return self.programs.active()
 
     def _write(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -12,6 +13,7 @@ from torchrl.envs.transforms import Transform
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
 from lore_torchrl.sandbox import ProgramSet, UsedProgram, discounted_returns
+from lore_torchrl.sandbox.program import Kind
 from lore_torchrl.transforms.rows import (
     action_indices,
     anchors_of,
@@ -32,32 +34,38 @@ class ProgramTransform(Transform):
         programs: The programs.
         describer: Gives :meth:`program_view`, what a program sees. It must be this transform's
             own, since it remembers what the rows have seen.
-        out_keys: What is written.
 
     Keyword Args:
-        gamma: Discount of the learner, from 0 to 1.
+        gamma: Discount of the learner, from 0 to 1. Default: ``1 - 1/333``.
         learning: Whether the bandits choose and learn, as in training; ``False`` runs all
             programs that are not retired. Default: ``True``.
 
     Raises:
-        ValueError: If the describer has no ``program_view``.
+        ValueError: If the programs are not of this :attr:`kind`, or the describer has no
+            ``program_view``.
     """
+
+    #: Kind of its programs, and what is written.
+    kind: ClassVar[Kind]
+    writes: ClassVar[Sequence[str]]
 
     def __init__(
         self,
         programs: ProgramSet,
         describer: Describer,
-        out_keys: Sequence[str],
         *,
-        gamma: float,
+        gamma: float = 1.0 - 1.0 / 333.0,
         learning: bool = True,
     ) -> None:
+        if programs.kind != self.kind:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs programs of {self.kind}, got {programs.kind}.")
         if not hasattr(describer, "program_view"):
             raise ValueError(
                 f"{type(describer).__name__} has no program_view(): give it one, which returns "
                 "what a program sees as plain Python data, or switch programs off."
             )
-        super().__init__(in_keys=list(describer.in_keys), out_keys=list(out_keys))
+        super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
         self.programs, self.describer = programs, describer
         self.gamma, self.learning = gamma, learning
         self._anchors = anchors_of(describer)
@@ -79,9 +87,9 @@ class ProgramTransform(Transform):
         clone._begin(0)
         return clone
 
-    @abstractmethod
     def _candidates(self) -> list[UsedProgram]:
         """Return the programs of an episode which begins, before the bandits leave some out."""
+        return self.programs.active()
 
     @abstractmethod
     def _write(

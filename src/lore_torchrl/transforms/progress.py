@@ -43,10 +43,10 @@ class ProgressShaping(ProgramTransform):
         gamma: :math:`\gamma`, the learner's discount. Default: ``1 - 1/333``.
         episode_budget: Most absolute shaping of an episode, above 0. Default: ``4.0``.
         learning: As there. Default: ``True``.
-
-    Raises:
-        ValueError: If the programs are of another kind, or as there.
     """
+
+    kind = "progress"
+    writes = (keys.RAW_REWARD,)
 
     def __init__(
         self,
@@ -57,11 +57,9 @@ class ProgressShaping(ProgramTransform):
         episode_budget: float = 4.0,
         learning: bool = True,
     ) -> None:
-        if programs.kind != "progress":
-            raise ValueError(f"ProgressShaping needs programs of progress, got {programs.kind}.")
         self.episode_budget = episode_budget
         self.episodes, self.paid = 0, 0.0
-        super().__init__(programs, describer, [keys.RAW_REWARD], gamma=gamma, learning=learning)
+        super().__init__(programs, describer, gamma=gamma, learning=learning)
 
     def _begin(self, rows: int) -> None:
         super()._begin(rows)
