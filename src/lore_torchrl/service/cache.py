@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -94,13 +94,11 @@ class AdviceCache:
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
-        self._ages: deque[tuple[str, _Entry]] = deque()  # oldest first, where entries expire
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
-        self._outlived: dict[str, int] = {}  # expired here, though the store has it
         # By number, a line about each damaged row of the store, until it is taken.
         self._unreadable: dict[int, str | None] = {}
         self._lock = SharedLock()
@@ -114,20 +112,9 @@ class AdviceCache:
         return self.peek(key) is not None
 
     def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass, and drop what expires."""
+        """Let ``steps`` environment steps pass."""
         with self._lock:
             self._now += steps
-            if self.ttl_steps is None:
-                return
-            last = self._now - self.ttl_steps
-            while self._ages and self._ages[0][1].born <= last:
-                key, entry = self._ages.popleft()
-                if self._entries.get(key) is not entry:
-                    continue  # it was replaced, or dropped for want of place
-                self._remove(key)
-                if self.store is not None:
-                    # The row stays: other processes have clocks of their own.
-                    self._outlived[key] = entry.seq
 
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
@@ -213,11 +200,11 @@ class AdviceCache:
 
     def _find(self, key: str, abstract_state: str | None) -> str | None:
         """Return the key of the entry that serves, if any."""
-        if key not in self._entries:
+        if not self._is_live(key):
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
-                if self._dropped and key not in self._entries:
+                if self._dropped and not self._is_live(key):
                     self._load("key = ?", key)
         if self._serves(key, key):
             return key
@@ -225,10 +212,18 @@ class AdviceCache:
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
-        entry = self._entries.get(found)
-        if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
+        if not self._is_live(found):
             return False
-        return not self.is_no_op(key, entry.advice)
+        advice = self._entries[found].advice
+        fits = self._n_actions in (None, len(advice.logits))
+        return fits and not self.is_no_op(key, advice)
+
+    def _is_live(self, key: str) -> bool:
+        """Whether there is an entry that has not expired."""
+        entry = self._entries.get(key)
+        if entry is None or self.ttl_steps is None:
+            return entry is not None
+        return self._now < entry.born + self.ttl_steps
 
     def is_no_op(self, key: str, advice: Advice) -> bool:
         """Return whether an answer prefers an action that is known to be a no-op."""
@@ -254,7 +249,7 @@ class AdviceCache:
                 self._closed.add(key)
                 return
             slot, number = key, 1
-            while self.answers_averaged and abstract_state is not None and slot in self._entries:
+            while self.answers_averaged and abstract_state is not None and self._is_live(slot):
                 number += 1
                 slot = f"{key}#{number}"
         try:
@@ -272,11 +267,8 @@ class AdviceCache:
             entry.seq = self._seen
         self._remove(key)
         self._entries[key] = entry
-        if self.ttl_steps is not None:
-            self._ages.append((key, entry))
         if entry.abstract is not None:
             self._states.setdefault(entry.abstract, {})[key] = entry
-        self._outlived.pop(key, None)
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
             self._dropped = self.store is not None
@@ -338,7 +330,7 @@ class AdviceCache:
                 self._unreadable.setdefault(seq, message[:_MAX_MESSAGE])
                 continue
             known = self._entries.get(key)
-            if seq > (self._outlived.get(key, 0) if known is None else known.seq):
+            if known is None or seq > known.seq:
                 self._insert(key, entry)
         return [row[0] for row in rows]
 
@@ -358,7 +350,6 @@ class AdviceCache:
                 **{name: getattr(self, name) for name in _COUNTERS},
                 "now": self._now,
                 "seen": self._seen,
-                "outlived": dict(self._outlived),
                 "ballots": {
                     "visits": dict(self._visits),
                     "noops_filtered": {
@@ -380,7 +371,6 @@ class AdviceCache:
         with self._lock:
             self._entries.clear()
             self._states.clear()
-            self._ages.clear()
             self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
             for name in _COUNTERS:
@@ -393,7 +383,6 @@ class AdviceCache:
                         f"{state.get('prefix', '')!r}, this advisor's are under {self.prefix!r}."
                     )
                 state = {"entries": ()}
-            self._outlived = dict(state.get("outlived", {}))
             per_key = state.get("ballots", {})
             self._visits = dict(per_key.get("visits", {}))
             filtered = per_key.get("noops_filtered", {})
@@ -401,8 +390,6 @@ class AdviceCache:
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
-            self._ages = deque(sorted(self._ages, key=lambda item: item[1].born))
-            self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries = {}
