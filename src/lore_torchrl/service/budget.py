@@ -69,8 +69,7 @@ class CallBudget:
 
     Raises:
         TypeError: If it is pickled or copied without a ``store``.
-        ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
-            number in its range.
+        ValueError: If ``total`` is not a whole number of at least 0.
     """
 
     def __init__(
@@ -84,12 +83,6 @@ class CallBudget:
     ) -> None:
         if type(total) is not int or total < 0:
             raise ValueError(f"CallBudget needs a whole number of calls >= 0, got total={total!r}.")
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise ValueError(f"max_tokens must be a whole number >= 1 or None, got {max_tokens!r}.")
-        if max_cost is not None and not (
-            isinstance(max_cost, (int, float)) and 0 < max_cost < math.inf
-        ):
-            raise ValueError(f"max_cost must be a finite number > 0 or None, got {max_cost!r}.")
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost

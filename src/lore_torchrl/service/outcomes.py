@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
@@ -147,8 +147,7 @@ class CallCounters:
         """Return a percentile of the latencies in seconds, by nearest rank; 0 without any."""
         if not self._latencies:
             return 0.0
-        ordered = sorted(self._latencies)
-        return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+        return float(np.quantile(self._latencies, quantile, method="inverted_cdf"))
 
     def stats(self) -> dict[str, float]:
         """Return all counters as ``float``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import threading
 import time
 import weakref
@@ -106,8 +105,7 @@ class AdviceService:
     Raises:
         TypeError: If ``advisor`` has no ``advise``; if the service is pickled in async mode
             or without a store.
-        ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
-            finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
+        ValueError: If ``policy`` holds another budget, or ``mode`` is unknown.
     """
 
     def __init__(
@@ -126,12 +124,8 @@ class AdviceService:
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
             raise ValueError("Give the policy and the service the same CallBudget object.")
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         if mode not in ("blocking", "async"):
             raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}.")
         self.advisor = advisor
         self.budget = budget
         self.policy = policy

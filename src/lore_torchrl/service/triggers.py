@@ -72,6 +72,7 @@ class _Pause(_Part):
         self.left = max(0, self.left - steps)
 
 
+@dataclass(eq=False)
 class OutageBackoff(_Pause):
     """Exponential back-off during an outage; one call probes the advisor after each pause.
 
@@ -82,16 +83,15 @@ class OutageBackoff(_Pause):
     the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted.
     """
 
+    base_steps: int = 32
+    max_free_steps: int = 128
+    max_steps: int = 4096
+
     # Unreadable answers in a row that begin an outage.
     _UNREADABLE = 3
     _saved = ("out", "left", "_next", "_before", "_unreadable")
 
-    def __init__(
-        self, base_steps: int = 32, max_free_steps: int = 128, max_steps: int = 4096
-    ) -> None:
-        self.base_steps = base_steps
-        self.max_free_steps = max_free_steps
-        self.max_steps = max_steps
+    def __post_init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
@@ -141,17 +141,17 @@ class OutageBackoff(_Pause):
         self._next = min(2 * self._next, self.max_steps)
 
 
+@dataclass(eq=False)
 class Cooldown(_Pause):
     """A pause of ``steps`` after each call, and of ``steps_after_success`` after a success.
 
     Both count environment steps of all rows together and are 0 by default.
     """
 
-    _saved = ("left",)
+    steps: int = 0
+    steps_after_success: int = 0
 
-    def __init__(self, steps: int = 0, steps_after_success: int = 0) -> None:
-        self.steps = steps
-        self.steps_after_success = steps_after_success
+    _saved = ("left",)
 
     def start(self) -> None:
         """Start the pause after a call."""
