@@ -170,7 +170,7 @@ class LoRe:
         self.bandit = build_bandit(c, seed=seed, device=self.device)
         self.service = build_service(c.calls, advisor)
         late = self.service.mode == "async"
-        self.late = LateAdvice(action_mask=c.mixer.action_mask) if late else None
+        self.late = LateAdvice() if late else None
         self.observed_keys = keys.ADVICE_KEYS
         if c.mixer.action_mask:
             self.observed_keys += (keys.ACTION_MASK,)
