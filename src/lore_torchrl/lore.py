@@ -234,7 +234,7 @@ class LoRe:
             require_key=keys.BETA if describer is None else "lore_asks",
             beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
             success_key=self._success_key,
-            abstract_states=None if calls.abstract_states else False,
+            abstract_states=calls.abstract_states,
             noop_filter=calls.noop_filter,
             plan_horizon=calls.plan_horizon,
             action_mask=self.config.mixer.action_mask,

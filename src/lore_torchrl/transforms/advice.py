@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
+    RowTransform,
     action_indices,
     anchors_of,
     any_true,
@@ -49,7 +50,7 @@ from lore_torchrl.transforms.rows import (
 _HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
 
 
-class AdviceTransform(Transform):
+class AdviceTransform(RowTransform):
     """Writes the advisor's logits, confidence and mask for the observation in the same tensordict.
 
     At a reset that is the observation at the root, at a step the one under ``"next"``. A row
@@ -92,8 +93,8 @@ class AdviceTransform(Transform):
             for the call policy's :class:`TDErrorSpike`. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
         abstract_states: Whether situations of the same abstract state,
-            ``describer.abstract_state(row, observation)``, share advice. Default: ``None``,
-            where the describer has that method.
+            ``describer.abstract_state(row, observation)``, share advice, where the describer
+            has that method. Default: ``True``.
         plan_horizon: Steps of a plan, ``llm_plan`` ``[*B, H]`` int64 with -1 beyond its end; while
             the world goes as it expects, its next step serves where there is no other answer
             (:class:`~lore_torchrl.transforms.plans.PlanFollower`; what is in view is
@@ -126,7 +127,7 @@ class AdviceTransform(Transform):
         success_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
-        abstract_states: bool | None = None,
+        abstract_states: bool = True,
         noop_filter: bool = True,
         plan_horizon: int = 0,
         action_mask: bool = False,
@@ -146,8 +147,6 @@ class AdviceTransform(Transform):
                     f"{type(describer).__name__} has no {method}(). A describer that remembers "
                     "nothing inherits from lore_torchrl.envs.adapter.MemorylessDescriber."
                 )
-        if abstract_states and not hasattr(describer, "abstract_state"):
-            raise ValueError("abstract_states=True needs a describer with abstract_state().")
         if subgoals and not getattr(describer, "subgoals", ()):
             raise ValueError("subgoals=True needs a describer that names its subgoals.")
         spikes = any(isinstance(trigger, TDErrorSpike) for trigger in service.policy.triggers)
@@ -164,28 +163,18 @@ class AdviceTransform(Transform):
         self.success_key = success_key
         self.value_key = value_key
         self.discount = discount
-        has_states = hasattr(describer, "abstract_state")
-        self.abstract_states = has_states if abstract_states is None else abstract_states
+        self.abstract_states = abstract_states and hasattr(describer, "abstract_state")
         self.noop_filter = noop_filter
         self.plan_horizon = plan_horizon
         self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
         self._anchors = anchors_of(describer)
-        self._forget_rows()
+        self._begin(0)
 
-    def _forget_rows(self) -> None:
+    def _begin(self, rows: int) -> None:
         self._armed = self.require_key is None
-        self._rows = self._make_rows(0)
-
-    def _make_rows(self, rows: int) -> _Rows:
-        return _Rows(rows, self._specs((rows,)), self.subgoals)
-
-    def clone(self) -> AdviceTransform:
-        """Return a copy without environment that shares the service but no rows."""
-        clone = super().clone()
-        clone._forget_rows()
-        return clone
+        self._rows = _Rows(rows, self._specs((rows,)), self.subgoals)
 
     # ---- placement and specs ----
 
@@ -203,12 +192,9 @@ class AdviceTransform(Transform):
                     f"The describer names {self._n_actions} actions, the environment's {key!r} "
                     f"has {spec.space.n}."
                 )
-        specs = self._specs(observation_spec.shape)
-        observation_spec.update({k: s.to(observation_spec.device) for k, s in specs.items()})
-        return observation_spec
+        return super().transform_observation_spec(observation_spec)
 
     def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
-        """Return the spec of each entry, ``[*B, ...]``."""
         one, actions = (*batch, 1), (*batch, self._n_actions)
         plan, names = (*batch, self.plan_horizon), (*batch, len(self.subgoals))
         specs = {
@@ -234,7 +220,8 @@ class AdviceTransform(Transform):
         """Refuse a later transform that may end an episode after this one has asked."""
         if self.container is None:
             return
-        flat = list(_flatten(self.container.transform))
+        parts = self.container.transform.modules()
+        flat = [t for t in parts if isinstance(t, Transform) and not isinstance(t, Compose)]
         place = next((n for n, transform in enumerate(flat) if transform is self), len(flat))
         for later in flat[place + 1 :]:
             kind = type(later)
@@ -265,7 +252,7 @@ class AdviceTransform(Transform):
         if rows != len(self._rows):
             if not reset.all():
                 raise RuntimeError("A partial reset came first: reset the whole environment.")
-            self._rows = self._make_rows(rows)
+            self._begin(rows)
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
         self._rows.value[reset] = np.nan
@@ -309,10 +296,6 @@ class AdviceTransform(Transform):
         actions = action_indices(tensordict, parent.action_key, self._n_actions, self._anchors)
         self._advise(next_tensordict, running, signals, actions)
         return next_tensordict
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: advice is about a live environment, not about stored data."""
-        raise NotImplementedError("Put AdviceTransform on the environment, not the replay buffer.")
 
     # ---- one vector step ----
 
@@ -374,11 +357,9 @@ class AdviceTransform(Transform):
         plan, things = self._rows.plans[row], ()
         if hasattr(self.describer, "things"):
             things = self.describer.things(row, observation)
-        if action is not None:
-            return plan.step(action, changed=changed, things=things)
-        plan.reset()
-        plan.see(things)
-        return None
+        if action is None:
+            return plan.reset(things)
+        return plan.step(action, changed=changed, things=things)
 
     def _key(self, method: str, row: int, observation: Mapping[str, Any]) -> str:
         key = getattr(self.describer, method)(row, observation)
@@ -404,14 +385,6 @@ class AdviceTransform(Transform):
             state = self._key("abstract_state", row, observation)
             request = replace(request, abstract_state=state)
         return request
-
-
-def _flatten(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):
-        for part in transform.transforms:
-            yield from _flatten(part)
-    else:
-        yield transform
 
 
 class _Rows:

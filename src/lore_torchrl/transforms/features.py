@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
+from torchrl.data.tensor_specs import Binary, Bounded, TensorSpec, Unbounded
 
 from lore_torchrl import keys
 from lore_torchrl.sandbox import UsedProgram, stable_number
@@ -61,13 +63,10 @@ class ProgramFeatures(ProgramTransform):
         ):
             put_rows(tensordict, key, values)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the three entries."""
-        batch, device = observation_spec.shape, observation_spec.device
-        size, one = (*batch, self.programs.columns), {"shape": (*batch, 1), "device": device}
-        observation_spec[keys.FEATURES] = Bounded(
-            -LARGEST, LARGEST, shape=size, dtype=torch.float32, device=device
-        )
-        observation_spec[keys.FEATURES_MASK] = Binary(n=1, dtype=torch.bool, **one)
-        observation_spec[keys.CODE_ID] = Unbounded(dtype=torch.int64, **one)
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        size, one = (*batch, self.programs.columns), (*batch, 1)
+        return {
+            keys.FEATURES: Bounded(-LARGEST, LARGEST, size, dtype=torch.float32),
+            keys.FEATURES_MASK: Binary(shape=one, dtype=torch.bool),
+            keys.CODE_ID: Unbounded(one, dtype=torch.int64),
+        }

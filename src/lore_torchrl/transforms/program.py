@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 from tensordict import TensorDictBase
-from torchrl.envs.transforms import Transform
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
 from lore_torchrl.sandbox import ProgramSet, UsedProgram, discounted_returns
 from lore_torchrl.sandbox.program import Kind
 from lore_torchrl.transforms.rows import (
+    RowTransform,
     action_indices,
     anchors_of,
     any_true,
@@ -24,7 +24,7 @@ from lore_torchrl.transforms.rows import (
 )
 
 
-class ProgramTransform(Transform):
+class ProgramTransform(RowTransform):
     """Follows the episodes of a batch and runs programs on each new observation.
 
     Which programs run in an episode is settled at its reset: those that are not retired, and
@@ -72,7 +72,6 @@ class ProgramTransform(Transform):
         self._begin(0)
 
     def _begin(self, rows: int) -> None:
-        """Start with so many rows, none of which has been reset."""
         self._ended = np.ones(rows, dtype=bool)
         # Of each row's episode: the bandits' blocks, the programs that run, what they computed,
         # and the raw rewards.
@@ -80,12 +79,6 @@ class ProgramTransform(Transform):
         self._running: list[list[UsedProgram]] = [[] for _ in range(rows)]
         self._values: list[dict[UsedProgram, list[np.ndarray]]] = [{} for _ in range(rows)]
         self._rewards: list[list[float]] = [[] for _ in range(rows)]
-
-    def clone(self) -> ProgramTransform:
-        """Return a copy without environment that shares the programs but no rows."""
-        clone = super().clone()
-        clone._begin(0)
-        return clone
 
     def _candidates(self) -> list[UsedProgram]:
         """Return the programs of an episode which begins, before the bandits leave some out."""
@@ -181,7 +174,3 @@ class ProgramTransform(Transform):
                 used.observe(np.stack(told), returns)
         for used, block in self._blocks[row].items():
             self.programs.observe(used, block, float(rewards.sum()))
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: programs follow a live environment, not stored data."""
-        raise NotImplementedError("Put it on the environment, not on the replay buffer.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.data.tensor_specs import Composite, Unbounded
+from torchrl.data.tensor_specs import TensorSpec, Unbounded
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
@@ -114,10 +116,5 @@ class ProgressShaping(ProgramTransform):
         """Return the programs' counts, and the mean absolute shaping of an episode."""
         return {**self.programs.stats(), "shaping_paid": self.paid / max(1, self.episodes)}
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the raw reward, which a reset has too."""
-        shape, device = (*observation_spec.shape, 1), observation_spec.device
-        observation_spec[keys.RAW_REWARD] = Unbounded(
-            shape=shape, dtype=torch.float32, device=device
-        )
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        return {keys.RAW_REWARD: Unbounded((*batch, 1), dtype=torch.float32)}

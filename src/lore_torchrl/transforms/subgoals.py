@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.tensor_specs import Bounded, Composite, Unbounded
-from torchrl.envs.transforms import Transform
+from torchrl.data.tensor_specs import Bounded, TensorSpec, Unbounded
 from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
-from lore_torchrl.transforms.rows import observations_of
+from lore_torchrl.transforms.rows import RowTransform, observations_of
 
 
-class SubgoalBonus(Transform):
+class SubgoalBonus(RowTransform):
     r"""Adds a bonus to the reward where a row reaches its subgoal, once an episode and subgoal.
 
     A row's subgoal :math:`g` is the latest that advice has named in this episode, as long as it is
@@ -69,16 +68,10 @@ class SubgoalBonus(Transform):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._done = self._current = self._spent = torch.zeros(0)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the entries."""
-        batch, device = observation_spec.shape, observation_spec.device
-        true = {"shape": (*batch, len(self.names)), "dtype": torch.float32, "device": device}
-        observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, **true)
-        observation_spec[keys.REACHED] = Bounded(0.0, 1.0, **true)
-        observation_spec[keys.RAW_REWARD] = Unbounded(
-            shape=(*batch, 1), dtype=torch.float32, device=device
-        )
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        true = Bounded(0.0, 1.0, (*batch, len(self.names)), dtype=torch.float32)
+        reward = Unbounded((*batch, 1), dtype=torch.float32)
+        return {keys.SUBGOAL: true, keys.REACHED: true.clone(), keys.RAW_REWARD: reward}
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
@@ -128,10 +121,6 @@ class SubgoalBonus(Transform):
         found = [self.describer.reached(row, observation) for row, observation in seen]
         rows = [[float(name in one) for name in self.names] for one in found]
         return torch.tensor(rows, device=tensordict.device).view(*tensordict.batch_size, -1)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: a bonus belongs to an episode under way, not to stored data."""
-        raise NotImplementedError("Put SubgoalBonus on the environment, not the replay buffer.")
 
     def stats(self) -> dict[str, float]:
         """Return for the log how often subgoals were reached, and the mean bonus of a step."""
