@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.ChatAdvisorConfig(deadline_s=0), "deadline_s=0"),
         (lambda: configs.CallsConfig(budget=-1), "budget=-1"),
         (lambda: configs.CallsConfig(calls_per_step=0), "calls_per_step=0"),
+        (lambda: configs.CallsConfig(min_beta=1.5), "min_beta=1.5"),
         (lambda: configs.CallsConfig(cooldown=-1), "cooldown=-1"),
         (lambda: configs.CallsConfig(no_reward_steps=0), "no_reward_steps=0"),
         (lambda: configs.CallsConfig(timeout_s=0), "timeout_s=0"),
@@ -55,6 +56,10 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.ValueEnsembleConfig(num_members=1), "num_members=1"),
         (lambda: configs.CallsConfig(always=False, novelty=1.0), "novelty=1.0"),
         (lambda: configs.CallsConfig(novelty=0.5), "always=false"),
+        (
+            lambda: configs.CallsConfig(always=False, after_reset=False, no_reward_steps=None),
+            "without a trigger",
+        ),
         (lambda: configs.CallsConfig(always=False, td_spike=0.5), "td_spike_low=1.0"),
         (lambda: configs.GateConfig(beta_max=-1), "beta_max=-1"),
         (lambda: configs.GateConfig(hysteresis=[0.5]), "hysteresis"),

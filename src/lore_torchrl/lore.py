@@ -55,6 +55,7 @@ from lore_torchrl.service import (
     Novelty,
     TDErrorSpike,
 )
+from lore_torchrl.service.triggers import Trigger
 from lore_torchrl.transforms import AdviceTransform, SubgoalBonus
 
 # Batches after which it is checked that the policy which collects is the one of the losses.
@@ -168,7 +169,7 @@ class LoRe:
         self.bandit = build_bandit(c, seed=seed, device=self.device)
         self.service = build_service(c.calls, advisor)
         late = self.service.mode == "async"
-        self.late = LateAdvice(action_mask=c.mixer.action_mask) if late else None
+        self.late = LateAdvice() if late else None
         self.observed_keys = keys.ADVICE_KEYS
         if c.mixer.action_mask:
             self.observed_keys += (keys.ACTION_MASK,)
@@ -232,12 +233,11 @@ class LoRe:
             require_key=keys.BETA if describer is None else "lore_asks",
             beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
             success_key=self._success_key,
-            abstract_states=None if calls.abstract_states else False,
+            abstract_states=calls.abstract_states,
             noop_filter=calls.noop_filter,
             plan_horizon=calls.plan_horizon,
             action_mask=self.config.mixer.action_mask,
             subgoals=self.subgoals is not None and describer is None,
-            latent_key=None if calls.radius is None else calls.latent_key,
             value_key=None if calls.td_spike is None else "state_value",
             discount=self.discount,
         )
@@ -582,23 +582,24 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
         c.cache_size,
         store=store,
         ttl_steps=c.ttl_steps,
-        radius=c.radius,
         answers_averaged=c.answers_averaged,
         averaging_visits=c.averaging_visits,
         prefix=getattr(advisor, "cache_prefix", ""),
     )
-    boundaries: MacroBoundaries | bool = False
-    if not c.always and (c.after_reset or c.no_reward_steps is not None):
-        boundaries = MacroBoundaries(after_reset=c.after_reset, no_reward_steps=c.no_reward_steps)
+    triggers: list[Trigger] = []
+    if not c.always:
+        if c.after_reset or c.no_reward_steps is not None:
+            triggers.append(MacroBoundaries(c.after_reset, c.no_reward_steps))
+        if c.novelty is not None:
+            triggers.append(Novelty(c.novelty))
+        if c.td_spike is not None:
+            triggers.append(TDErrorSpike(c.td_spike, c.td_spike_low))
     policy = CallPolicy(
         budget,
+        triggers=triggers,
         cooldown=Cooldown(c.cooldown, c.cooldown_after_success),
-        boundaries=boundaries,
-        always=c.always,
         min_beta=c.min_beta,
         calls_per_step=c.calls_per_step,
-        novelty=None if c.novelty is None else Novelty(c.novelty),
-        td_spike=None if c.td_spike is None else TDErrorSpike(c.td_spike, c.td_spike_low),
     )
     return AdviceService(
         advisor,

@@ -139,7 +139,6 @@ def test_all_triggers_and_limits_together(tmp_path):
         "max_tokens": 1_000,
         "max_cost": 1.0,
         "ttl_steps": 100,
-        "radius": 0.5,
     }
     config = tiny_config(tmp_path / "run", lore=lore(tmp_path, **calls))
     advisor = Slow()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tensordict import TensorDict
 
@@ -59,8 +58,3 @@ def test_the_stream_is_its_own_and_goes_on_where_it_was():
     assert torch.equal(torch.get_rng_state(), before)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.sample()["state"], second.sample()["state"])
-
-
-def test_a_size_that_is_not_positive_is_named():
-    with pytest.raises(ValueError, match="num_steps must be positive, got 0"):
-        ImitationSampler(filled([]), num_steps=0)

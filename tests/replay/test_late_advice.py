@@ -100,16 +100,6 @@ def test_the_largest_number_that_advice_may_hold_is_kept():
     assert masks == [True] and numbers == [torch.tensor(1e30).item()]
 
 
-def test_memory_is_bounded():
-    replay, late = make_replay(capacity=100), LateAdvice()
-    late.max_rows = 4
-    for number in range(1, 11):
-        store(late, replay, [number, number])
-    assert len(late) == 4 and late.missed == 16
-    late.apply(replay, answered({number: advice(number) for number in range(1, 100)}))
-    assert len(late) == 0 and sum(stored(replay, 0)[1]) == 4
-
-
 def test_counters_are_restored_and_nothing_waits():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [5, 6])
@@ -127,7 +117,7 @@ def test_a_whole_number_as_confidence_is_one_like_any_other():
 
 
 def test_valid_actions_come_late_too_and_all_count_where_nothing_is_said():
-    replay, late = make_replay(6), LateAdvice(action_mask=True)
+    replay, late = make_replay(6), LateAdvice()
     records = rows([4, 5, 6])
     records["next", keys.ACTION_MASK] = torch.ones(3, N_ACTIONS, dtype=torch.bool)
     late.note(records, replay.extend(records))

@@ -58,11 +58,6 @@ def test_loading_into_a_smaller_cache_keeps_the_newest():
     assert "c" in small and len(small) == 1
 
 
-def test_rejects_no_room():
-    with pytest.raises(ValueError, match="max_entries must be at least 1, got 0"):
-        AdviceCache(max_entries=0)
-
-
 def test_plan_subgoal_and_valid_actions_survive_the_state_and_the_store(tmp_path):
     answer = Advice((1.0, 2.0), 0.5, plan=(1, 0), subgoal="eat", valid=(True, False))
     store = AdviceStore(tmp_path / "advice.sqlite")

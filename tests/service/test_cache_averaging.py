@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
 import torch
 
 from lore_torchrl.advisors.base import Advice
@@ -158,10 +157,3 @@ def test_votes_survive_a_checkpoint():
     assert other.get("a", abstract_state="hall") == cache.get("a", abstract_state="hall")
     assert not other.wants("a", "hall") and other.noops_filtered == 1
     assert other.state_dict() == cache.state_dict()
-
-
-def test_impossible_votes():
-    with pytest.raises(ValueError, match="answers_averaged"):
-        AdviceCache(answers_averaged=0)
-    with pytest.raises(ValueError, match="averaging_visits"):
-        AdviceCache(answers_averaged=2, averaging_visits=0)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,35 +57,6 @@ def test_a_state_gives_the_latest_of_its_advice(make):
     assert counters(cache) == (1, 3, 2)
 
 
-def test_the_nearest_latent_within_the_radius_serves(make):
-    cache = make(radius=1.0)
-    cache.put("a", advice(1.0), latent=[0.0, 0.0])
-    cache.put("b", advice(2.0), latent=np.array([0.0, 1.5]))
-    assert cache.get("x", latent=[0.0, 0.7]) == advice(1.0)
-    assert cache.get("x", latent=np.array([0.0, 0.8])) == advice(2.0)
-    assert cache.get("x", latent=[0.0, 2.5]) == advice(2.0)
-    assert cache.get("x", latent=[0.0, 2.51]) is None
-    assert cache.get("x", latent=[float("nan"), 0.0]) is None
-    assert cache.get("x", latent=[0.0]) is None  # of another world model
-    assert counters(cache) == (0, 3, 3)
-
-
-def test_without_a_radius_latents_say_nothing(make):
-    cache = make()
-    cache.put("a", advice(), latent=[0.0])
-    assert cache.get("x", latent=[0.0]) is None
-
-
-def test_exact_goes_before_coarse_and_coarse_before_latent(make):
-    cache = make(radius=1.0)
-    cache.put("a", advice(1.0), latent=[0.0])
-    cache.put("b", advice(2.0), abstract_state="room")
-    cache.put("c", advice(3.0))
-    assert cache.get("c", "room", [0.0]) == advice(3.0)
-    assert cache.get("x", "room", [0.0]) == advice(2.0)
-    assert cache.get("x", "hall", [0.0]) == advice(1.0)
-
-
 def test_the_latest_of_an_abstract_state_is_not_the_last_used(make):
     cache = make()
     cache.put("a", advice(1.0), abstract_state="room")
@@ -98,27 +68,10 @@ def test_the_latest_of_an_abstract_state_is_not_the_last_used(make):
 
 
 def test_what_the_memory_drops_is_no_neighbour():
-    cache = AdviceCache(max_entries=1, radius=1.0)
-    cache.put("a", advice(1.0), abstract_state="room", latent=[0.0])
+    cache = AdviceCache(max_entries=1)
+    cache.put("a", advice(1.0), abstract_state="room")
     cache.put("b", advice(2.0))
-    assert cache.get("x", "room", [0.0]) is None
-
-
-@given(
-    points=st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), unique=True, max_size=8),
-    at=st.tuples(st.integers(-5, 5), st.integers(-5, 5)),
-    radius=st.floats(0.5, 6),
-)
-def test_nearest_agrees_with_a_search_by_hand(points, at, radius):
-    cache = AdviceCache(radius=radius)
-    for n, point in enumerate(points):
-        cache.put(str(n), advice(float(n)), latent=point)
-    distances = [float(np.hypot(*np.subtract(point, at))) for point in points]
-    found = cache.get("x", latent=at)
-    if not distances or min(distances) > radius:
-        assert found is None
-    else:
-        assert distances[int(found.logits[0])] == min(distances)
+    assert cache.get("x", "room") is None
 
 
 # ---- time to live ----
@@ -147,18 +100,17 @@ def test_an_answer_that_replaces_one_expires_by_its_own_age():
     cache.advance(6)
     assert cache.peek("wall").logits == (0.0, 1.0)
     cache.advance(4)
-    assert cache.peek("wall") is None and not len(cache)
+    assert cache.peek("wall") is None
 
 
 def test_an_expired_neighbour_makes_way_for_the_next(make):
-    cache = make(ttl_steps=10, radius=5.0)
-    cache.put("old", advice(1.0), abstract_state="hall", latent=[0.0])
+    cache = make(ttl_steps=10)
+    cache.put("old", advice(1.0), abstract_state="hall")
     cache.advance(5)
-    cache.put("new", advice(2.0), abstract_state="hall", latent=[2.0])
-    assert cache.get("x", latent=[0.0]) == advice(1.0)
+    cache.put("new", advice(2.0), abstract_state="hall")
+    assert cache.get("x", "hall") == advice(2.0)
     cache.advance(5)
     assert cache.get("x", "hall") == advice(2.0)
-    assert cache.get("x", latent=[0.0]) == advice(2.0)
 
 
 # ---- the store ----
@@ -166,25 +118,21 @@ def test_an_expired_neighbour_makes_way_for_the_next(make):
 
 @pytest.mark.parametrize("with_state", [True, False])
 def test_contents_are_equal_across_a_restart(store, with_state):
-    cache = AdviceCache(store=store, radius=1.0)
+    cache = AdviceCache(store=store)
     for n in range(5):
-        cache.put(
-            f"key {n}", advice(n / 7, 1e-300), abstract_state=f"room {n % 2}", latent=[n / 3, 0.1]
-        )
+        cache.put(f"key {n}", advice(n / 7, 1e-300), abstract_state=f"room {n % 2}")
     cache.get("key 1")
     cache.pull()
     state = travelled(cache)
     store.close()
 
-    again = AdviceCache(store=AdviceStore(store.path), radius=1.0)
+    again = AdviceCache(store=AdviceStore(store.path))
     if with_state:
         again.load_state_dict(state)
         assert again.state_dict() == cache.state_dict()
     assert len(again) == 5
     for n in range(5):
         assert again.peek(f"key {n}") == cache.peek(f"key {n}")
-        at = [n / 3 + 0.01, 0.1]
-        assert again.peek("x", latent=at) == cache.peek("x", latent=at)
     for room in ("room 0", "room 1"):
         assert again.peek("x", room) == cache.peek("x", room) is not None
 
@@ -204,11 +152,11 @@ def test_what_was_bought_after_the_checkpoint_is_not_lost(store):
 
 def test_a_lost_file_is_written_again_from_the_checkpoint(store, tmp_path):
     cache = AdviceCache(store=store)
-    cache.put("a", advice(1.0), abstract_state="room", latent=[0.5])
+    cache.put("a", advice(1.0), abstract_state="room")
     elsewhere = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"))
     elsewhere.load_state_dict(travelled(cache))
-    third = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"), radius=1.0)
-    assert third.peek("x", "room") == third.peek("x", latent=[0.0]) == advice(1.0)
+    third = AdviceCache(store=AdviceStore(tmp_path / "new.sqlite"))
+    assert third.peek("x", "room") == advice(1.0)
 
 
 def test_entries_of_another_process_are_found_on_a_miss(store):
@@ -246,13 +194,13 @@ def test_what_has_expired_does_not_come_back_from_the_store(store):
 
 
 def test_prefixes_are_apart(store, caplog):
-    cache = AdviceCache(store=store, prefix="prompt 1:", radius=1.0)
-    cache.put("a", advice(1.0), abstract_state="room", latent=[0.0])
-    other = AdviceCache(store=store, prefix="prompt 2:", radius=1.0)
+    cache = AdviceCache(store=store, prefix="prompt 1:")
+    cache.put("a", advice(1.0), abstract_state="room")
+    other = AdviceCache(store=store, prefix="prompt 2:")
     with caplog.at_level("WARNING", logger="torchrl"):
         other.load_state_dict(travelled(cache))
     assert "Cached answers left out: 1." in caplog.text and "'prompt 1:'" in caplog.text
-    assert other.get("a", "room", [0.0]) is None
+    assert other.get("a", "room") is None
     other.put("a", advice(2.0))
     assert cache.peek("a") == advice(1.0)
 
@@ -282,11 +230,9 @@ operations = st.lists(
 def apply(cache, operation, n):
     kind, key, coarse = operation
     if kind == "put":
-        return cache.put(
-            str(key), advice(float(n)), abstract_state=str(coarse), latent=[key, coarse]
-        )
+        return cache.put(str(key), advice(float(n)), abstract_state=str(coarse))
     if kind == "get":
-        return cache.get(str(key), str(coarse), [key + 0.25, coarse])
+        return cache.get(str(key), str(coarse))
     return cache.advance(key)
 
 
@@ -298,7 +244,7 @@ def apply(cache, operation, n):
 )
 def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps):
     def fresh():
-        return AdviceCache(4, ttl_steps=ttl_steps, radius=0.5)
+        return AdviceCache(4, ttl_steps=ttl_steps)
 
     cache = restored = fresh()
     for n, operation in enumerate(run):
@@ -312,22 +258,7 @@ def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps):
 
 
 def test_loads_the_state_of_the_first_release():
-    cache = AdviceCache(ttl_steps=5, radius=1.0)
+    cache = AdviceCache(ttl_steps=5)
     cache.load_state_dict({"entries": [["a", [1.0, 2.0], 0.5]], "hits": 3, "misses": 1})
     assert cache.get("a") == Advice(logits=(1.0, 2.0), confidence=0.5)
     assert counters(cache) == (4, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"ttl_steps": 0}, "ttl_steps must be at least 1, got 0"),
-        ({"radius": 0.0}, "radius must be .* got 0.0"),
-        ({"radius": float("inf")}, "got inf"),
-    ],
-)
-def test_bad_input_is_named(config, message):
-    with pytest.raises(ValueError, match=message):
-        AdviceCache(**config)
-    with pytest.raises(ValueError, match=r"shape \(1, 2\)"):
-        AdviceCache().put("a", advice(), latent=[[0.0, 1.0]])

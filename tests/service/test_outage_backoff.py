@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,16 +102,3 @@ def test_resumed_pauses_go_on_the_same(run, cut):
         expected = play(outage, *seen)
         if resumed is not outage:
             assert play(resumed, *seen) == expected
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: OutageBackoff(0), "base_steps=0"),
-        (lambda: OutageBackoff(8, 4), "base_steps=8, max_free_steps=4"),
-        (lambda: OutageBackoff(8, 16, 12), "max_free_steps=16, max_steps=12"),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -15,12 +15,10 @@ def make_policy(total=100, **config):
     return CallPolicy(CallBudget(total), **config)
 
 
-def step(
-    policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), situations=None, **seen
-):
+def step(policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), **seen):
     """One vector step as the service does it: choose, then spend."""
     signals = StepSignals(list(scores), **({"rewards": [0.0] * len(scores)} | seen))
-    chosen = policy.choose(list(candidates), signals, served=served, situations=situations)
+    chosen = policy.choose(list(candidates), signals, served=served)
     policy.budget.spend(len(chosen))
     return chosen
 
@@ -72,15 +70,15 @@ def test_success_does_not_shorten_a_pause():
     assert policy.cooldown.left == 27
 
 
-def test_without_always_only_a_reset_row_is_asked_about():
-    policy = make_policy(always=False, boundaries=MacroBoundaries(after_reset=True))
+def test_with_boundaries_only_a_reset_row_is_asked_about():
+    policy = make_policy(triggers=[MacroBoundaries(after_reset=True)])
     assert step(policy) == []
     assert step(policy, resets=[False, True, False], rewards=None) == [1]
     assert step(policy) == []
 
 
 def test_a_boundary_waits_until_it_is_served():
-    policy = make_policy(always=False)
+    policy = make_policy(triggers=[MacroBoundaries()])
     assert step(policy, resets=[True] * ROWS, rewards=None, scores=(0.1, 0.3, 0.2)) == [1]
     assert step(policy) == [2]
     assert step(policy, candidates=[1, 2], served=[0]) == []
@@ -89,7 +87,7 @@ def test_a_boundary_waits_until_it_is_served():
 
 def test_a_dry_spell_is_a_boundary_and_reward_ends_it():
     boundaries = MacroBoundaries(after_reset=False, no_reward_steps=3)
-    policy = make_policy(always=False, boundaries=boundaries, calls_per_step=ROWS)
+    policy = make_policy(triggers=[boundaries], calls_per_step=ROWS)
     asked = [step(policy, rewards=[0.0, 1.0 if t == 2 else 0.0, -0.1]) for t in range(1, 6)]
     assert asked == [[], [], [0, 2], [], [1]]
 
@@ -156,8 +154,7 @@ def test_no_limit_is_ever_overrun(
     policy = make_policy(
         total,
         cooldown=Cooldown(pause, after_success),
-        boundaries=MacroBoundaries(no_reward_steps=2),
-        always=always,
+        triggers=[] if always else [MacroBoundaries(no_reward_steps=2)],
         min_beta=min_beta,
         calls_per_step=calls_per_step,
     )
@@ -192,8 +189,7 @@ def test_a_resumed_policy_chooses_the_same(run, cut):
         return make_policy(
             20,
             cooldown=Cooldown(2, 9),
-            boundaries=MacroBoundaries(no_reward_steps=2),
-            always=False,
+            triggers=[MacroBoundaries(no_reward_steps=2)],
         )
 
     policy = fresh()
@@ -217,11 +213,6 @@ def test_a_resumed_policy_chooses_the_same(run, cut):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cooldown(steps=-1), "steps=-1"),
-        (lambda: MacroBoundaries(no_reward_steps=0), "got 0"),
-        (lambda: MacroBoundaries(after_reset=False), "never ask"),
-        (lambda: make_policy(min_beta=1.5), "1.5"),
-        (lambda: make_policy(calls_per_step=0), "got 0"),
         (lambda: make_policy().choose([0], StepSignals([1.0], rewards=[0.0, 0.0])), "2 rows"),
     ],
 )

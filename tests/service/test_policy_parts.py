@@ -26,22 +26,20 @@ def make_policy(total=100, **config):
     return CallPolicy(CallBudget(total), **config)
 
 
-def step(
-    policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), situations=None, **seen
-):
+def step(policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), **seen):
     """One vector step as the service does it: choose, then spend."""
     signals = StepSignals(list(scores), **({"rewards": [0.0] * len(scores)} | seen))
-    chosen = policy.choose(list(candidates), signals, served=served, situations=situations)
+    chosen = policy.choose(list(candidates), signals, served=served)
     policy.budget.spend(len(chosen))
     return chosen
 
 
-def triggered(**config):
-    return make_policy(always=False, boundaries=False, calls_per_step=ROWS, **config)
+def triggered(*triggers):
+    return make_policy(triggers=triggers, calls_per_step=ROWS)
 
 
 def test_novelty_makes_a_row_eligible():
-    policy = triggered(novelty=Novelty(0.9))
+    policy = triggered(Novelty(0.9))
     assert step(policy, situations=["a", "b", "a"]) == [0, 1]
     assert step(policy, situations=["a", "b", "c"]) == [2]
     # A cached situation counts as visited too.
@@ -52,7 +50,7 @@ def test_novelty_makes_a_row_eligible():
 def test_a_spike_makes_a_row_eligible_until_it_calms_down():
     spike = TDErrorSpike()
     spike.warmup, spike.decay = 30, 0.999
-    policy = triggered(td_spike=spike)
+    policy = triggered(spike)
     for n in range(10):
         assert step(policy, td_errors=[0.9, 1.1, 1.0 + 0.1 * (-1) ** n]) == []
     assert step(policy, td_errors=[1.0, 2.0, None]) == [1]
@@ -61,7 +59,7 @@ def test_a_spike_makes_a_row_eligible_until_it_calms_down():
 
 
 def test_any_trigger_is_enough_beside_the_boundaries():
-    policy = make_policy(always=False, novelty=Novelty(0.9), calls_per_step=ROWS)
+    policy = triggered(MacroBoundaries(), Novelty(0.9))
     assert step(policy, situations=["a"] * ROWS) == [0]
     seen = {"resets": [False, True, False], "rewards": None, "situations": [None, "a", "b"]}
     assert step(policy, **seen) == [1, 2]
@@ -101,7 +99,7 @@ def test_switched_off_parts_leave_no_trace():
 def test_an_older_state_leaves_new_parts_fresh():
     policy = make_policy(cooldown=Cooldown(9))
     step(policy)
-    newer = make_policy(always=False, cooldown=Cooldown(9), novelty=Novelty(0.9))
+    newer = make_policy(triggers=[Novelty(0.9)], cooldown=Cooldown(9))
     newer.load_state_dict(policy.state_dict())
     assert newer.cooldown.left == 9
     policy.load_state_dict(newer.state_dict())
@@ -111,19 +109,14 @@ def test_an_older_state_leaves_new_parts_fresh():
 def everything(total, *, pause, after_success, calls_per_step, always, min_beta):
     spike = TDErrorSpike(high=1.0, low=0.2)
     spike.warmup, spike.decay = 4, 0.9
-    triggers = {
-        "boundaries": MacroBoundaries(no_reward_steps=2),
-        "novelty": Novelty(0.6),
-        "td_spike": spike,
-    }
+    triggers = [MacroBoundaries(no_reward_steps=2), Novelty(0.6), spike]
     return make_policy(
         total,
+        triggers=[] if always else triggers,
         cooldown=Cooldown(pause, after_success),
-        always=always,
         min_beta=min_beta,
         calls_per_step=calls_per_step,
         outage=OutageBackoff(base_steps=2, max_free_steps=8, max_steps=16),
-        **({} if always else triggers),
     )
 
 
@@ -205,24 +198,6 @@ def test_a_resumed_policy_chooses_the_same(run, cut, limits):
     assert resumed.state_dict() == policy.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: make_policy(novelty=Novelty(0.5), td_spike=TDErrorSpike()),
-            "novelty, td_spike would",
-        ),
-        (lambda: make_policy(always=False, boundaries=False), "would never ask"),
-        (
-            lambda: triggered(novelty=Novelty(0.5)).choose([0], StepSignals([1.0])),
-            "pass situations",
-        ),
-        (
-            lambda: make_policy().choose([0], StepSignals([1.0], td_errors=[])),
-            "td_errors has 0 rows",
-        ),
-    ],
-)
-def test_bad_input_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_rows_that_disagree_are_named():
+    with pytest.raises(ValueError, match="td_errors has 0 rows"):
+        StepSignals([1.0], td_errors=[])

@@ -14,6 +14,7 @@ import pytest
 import store_workers
 from store_workers import advice
 
+from lore_torchrl.advisors.base import Advice
 from lore_torchrl.service import AdviceCache, AdviceStore, CallBudget, StoreError
 from lore_torchrl.service import store as store_module
 
@@ -191,15 +192,15 @@ def test_threads_share_a_store(path):
 def test_copies_and_pickles_share_the_file_not_the_connection(path, travel):
     store = AdviceStore(path)
     budget = CallBudget(5, store=store)
-    cache = AdviceCache(store=store, radius=1.0)
+    cache = AdviceCache(store=store)
     budget.spend()
-    cache.put("a", advice(1), latent=[1.0])
+    cache.put("a", advice(1), abstract_state="room")
     other_budget, other_cache = travel((budget, cache))
     other_budget.spend()
     other_cache.put("b", advice(2))
     assert budget.spent == 2
     assert cache.get("b") == advice(2)
-    assert other_cache.get("c", latent=[1.5]) == advice(1)
+    assert other_cache.get("c", "room") == advice(1)
 
 
 def test_opens_late_and_again(tmp_path):
@@ -239,6 +240,16 @@ def test_an_older_schema_is_brought_up(path, monkeypatch):
         assert CallBudget(5, store=store).spent == 2
         assert store.read("SELECT model FROM advice") == []
         assert store.read("PRAGMA user_version") == [(len(newer),)]
+
+
+def test_a_row_with_a_latent_is_read_without_it(path):
+    row = ("", "wall", "[[0.0, 3.0], 0.5]", b"\x00\x00\x80\x3f")
+    with AdviceStore(path) as store:
+        with store.write() as connection:
+            connection.execute(
+                "INSERT INTO advice (prefix, key, answer, latent) VALUES (?, ?, ?, ?)", row
+            )
+        assert AdviceCache(store=store).get("wall") == Advice((0.0, 3.0), 0.5)
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):

@@ -237,7 +237,7 @@ def test_success_starts_the_longer_cooldown(success_key):
 
 def test_boundaries_wait_for_the_policy_to_act():
     boundaries = MacroBoundaries(after_reset=True)
-    with make_service(always=False, boundaries=boundaries) as service:
+    with make_service(triggers=[boundaries]) as service:
         env = make_env(service, lengths=(9, 4))
         env.rollout(7, Act([0.2, 0.8]), break_when_any_done=False)
     # Both rows are due after the first reset. Row 1 ends at its fourth step and is due again.

@@ -274,6 +274,6 @@ def test_td_errors_reach_the_policy_of_calls():
 
 def test_a_spike_without_values_is_refused():
     budget = CallBudget(2)
-    policy = CallPolicy(budget, always=False, td_spike=TDErrorSpike())
+    policy = CallPolicy(budget, triggers=[TDErrorSpike()])
     with pytest.raises(ValueError, match="value_key=None"):
         AdviceTransform(AdviceService(Know(), budget=budget, policy=policy), Describe())

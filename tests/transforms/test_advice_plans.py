@@ -110,7 +110,7 @@ def test_another_action_than_the_planned_one_ends_it():
 def test_a_reset_ends_the_plan():
     plan = PlanFollower()
     plan.follow(Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)))
-    plan.reset()
+    plan.reset(())
     assert plan.step(FORWARD, changed=True, things=()) is None
 
 

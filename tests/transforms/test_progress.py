@@ -181,8 +181,6 @@ def features_set():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: shaping("return 0.0", episode_budget=0.0), "episode_budget"),
-        (lambda: shaping("return 0.0", gamma=1.1), "gamma"),
         (lambda: ProgressShaping(features_set(), ChainDescriber()), "programs of progress"),
         (lambda: ProgressShaping(progress_set("return 0.0"), object()), "program_view"),
     ],

@@ -163,5 +163,3 @@ def test_a_describer_without_subgoals_is_refused():
         SubgoalBonus(Describe())
     with pytest.raises(ValueError, match="subgoals=True"):
         AdviceTransform(make_service(), Describe(), subgoals=True)
-    with pytest.raises(ValueError, match="scale"):
-        SubgoalBonus(Named(), scale=-1.0)

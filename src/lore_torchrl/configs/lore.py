@@ -42,7 +42,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
     cooldown_after_success: int = setting(
         0, "Steps without a call after an episode succeeded.", ge=0
     )
-    min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.")
+    min_beta: float = setting(0.05, "Least weight of the gate at which a call is made.", ge=0, le=1)
     always: bool = setting(
         True,
         "`true`: any state without a cached answer may be asked about; `false`: where one of the "
@@ -94,10 +94,6 @@ class CallsConfig(Settings, prefix="lore.calls"):
         ge=0,
         le=64,
     )
-    radius: float | None = setting(
-        None, "Distance within which the nearest `latent_key` lends advice; null for none.", gt=0
-    )
-    latent_key: str = setting("observation", "Vector that `radius` is measured on.")
     store: str | None = setting(
         None,
         "SQLite file of answers and ledger, which outlives crashes and may be shared; or null.",
@@ -111,6 +107,9 @@ class CallsConfig(Settings, prefix="lore.calls"):
         for name in ("novelty", "td_spike"):
             rule = "with always=true every state may be asked about already: set always=false"
             self.require(not self.always or getattr(self, name) is None, name, rule)
+        triggers = (self.after_reset or None, self.no_reward_steps, self.novelty, self.td_spike)
+        rule = "without a trigger no call would be made: switch one on"
+        self.require(self.always or any(t is not None for t in triggers), "always", rule)
         averages = self.abstract_states or self.answers_averaged is None
         rule = "without abstract_states there is nothing to average: set answers_averaged=null too"
         self.require(averages, "answers_averaged", rule)

@@ -33,28 +33,18 @@ class LateAdvice:
     replaces logits, confidence and mask there, and which actions are valid, and clears the
     fallback, unless the slot has been overwritten since, which its generation tells
     (:meth:`~torchrl.data.ReplayBuffer.update_if_present`).
-
-    Args:
-        action_mask: Whether the rows hold ``llm_action_mask``. Default: ``False``.
-
-    Attributes:
-        max_rows: Rows that wait; those of the oldest questions are given up first. Default:
-            ``100_000``.
     """
 
-    max_rows = 100_000
-
-    def __init__(self, *, action_mask: bool = False) -> None:
-        self.action_mask = action_mask
+    def __init__(self) -> None:
         self.written = 0
         self.missed = 0
-        # By question, oldest first: buffer, slot in it, and the slot's generation.
+        # By question: buffer, slot in it, and the slot's generation.
         self._places: dict[int, list[tuple[int, int, int]]] = {}
-        self._rows = 0
+        self._action_mask = False  # whether rows hold which actions are valid
 
     def __len__(self) -> int:
         """Return how many rows wait."""
-        return self._rows
+        return sum(map(len, self._places.values()))
 
     def note(self, records: TensorDictBase, where: TensorDictBase) -> None:
         """Remember where records ``[N]`` were stored, as the buffer's ``extend`` returned it."""
@@ -65,11 +55,7 @@ class LateAdvice:
         ids = advice.get(keys.ADVICE_ID)[rows, 0]
         for advice_id, place in zip(ids.tolist(), places.tolist(), strict=True):
             self._places.setdefault(advice_id, []).append(tuple(place))
-        self._rows += rows.numel()
-        while self._rows > self.max_rows:
-            given_up = len(self._places.pop(next(iter(self._places))))
-            self._rows -= given_up
-            self.missed += given_up
+        self._action_mask = keys.ACTION_MASK in advice
 
     def apply(self, replay: ReplayBufferEnsemble, answers: Answers) -> int:
         """Write the answers that have come into the rows that wait for them, and count these."""
@@ -79,7 +65,6 @@ class LateAdvice:
             for place in self._places.pop(advice_id)
         ]
         late = [row for row in found if row[2] is not None]
-        self._rows -= len(found)
         self.missed += len(found) - len(late)
         if not late:
             return 0
@@ -93,7 +78,7 @@ class LateAdvice:
             keys.ADVICE_ID: torch.tensor(ids).unsqueeze(-1),
             keys.FALLBACK: torch.zeros(len(index), 1, dtype=torch.bool),
         }
-        if self.action_mask:
+        if self._action_mask:
             everything = (True,) * logits.shape[1]
             patch[keys.ACTION_MASK] = torch.tensor([a.valid or everything for a in advices])
         result = replay.update_if_present(
@@ -111,16 +96,15 @@ class LateAdvice:
         return {
             "late_rows": float(self.written),
             "late_rows_missed": float(self.missed),
-            "late_rows_waiting": float(self._rows),
+            "late_rows_waiting": float(len(self)),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters. What waits now is lost with the questions in flight."""
-        return {"written": self.written, "missed": self.missed + self._rows}
+        return {"written": self.written, "missed": self.missed + len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters; no row waits any more."""
         self.written = int(state["written"])
         self.missed = int(state["missed"])
         self._places.clear()
-        self._rows = 0

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from lore_torchrl.service.budget import BudgetExceededError, CallBudget
 from lore_torchrl.service.cache import AdviceCache
-from lore_torchrl.service.parts import (
+from lore_torchrl.service.policy import CallPolicy
+from lore_torchrl.service.service import AdviceService, Query, Reply
+from lore_torchrl.service.store import AdviceStore, StoreError
+from lore_torchrl.service.triggers import (
     Cooldown,
     MacroBoundaries,
     Novelty,
     OutageBackoff,
+    StepSignals,
     TDErrorSpike,
 )
-from lore_torchrl.service.policy import CallPolicy, StepSignals
-from lore_torchrl.service.service import AdviceService, Query, Reply
-from lore_torchrl.service.store import AdviceStore, StoreError
 
 __all__ = [
     "AdviceCache",

@@ -69,8 +69,7 @@ class CallBudget:
 
     Raises:
         TypeError: If it is pickled or copied without a ``store``.
-        ValueError: If ``total`` is not a whole number of at least 0, or a limit is not a
-            number in its range.
+        ValueError: If ``total`` is not a whole number of at least 0.
     """
 
     def __init__(
@@ -84,20 +83,14 @@ class CallBudget:
     ) -> None:
         if type(total) is not int or total < 0:
             raise ValueError(f"CallBudget needs a whole number of calls >= 0, got total={total!r}.")
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise ValueError(f"max_tokens must be a whole number >= 1 or None, got {max_tokens!r}.")
-        if max_cost is not None and not (
-            isinstance(max_cost, (int, float)) and 0 < max_cost < math.inf
-        ):
-            raise ValueError(f"max_cost must be a finite number > 0 or None, got {max_cost!r}.")
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost
         self.store = store
         self.ledger = ledger
         self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
-        # Tokens, money and refunds that could not be entered yet.
-        self._owed = Spent()
+        # Tokens, money and refunds that could not be entered yet, and the calls of this run.
+        self._owed, self._own = Spent(), 0
         self._lock = SharedLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +110,7 @@ class CallBudget:
     @property
     def own_calls(self) -> int:
         """Calls made by this run, from its start on; those of a shared ledger's other runs not."""
-        return self._ledger.own() + self._owed.calls
+        return self._own + self._owed.calls
 
     @property
     def tokens(self) -> int:
@@ -143,21 +136,23 @@ class CallBudget:
 
     def _change(self, change: Callable[[Spent], Spent]) -> Spent:
         """Enter what is owed, and what ``change`` makes of the ledger; return the latter."""
-        owed = own = Spent()
+        owed = more = Spent()
 
         def enter(spent: Spent) -> Spent:
-            nonlocal owed, own
+            nonlocal owed, more
             with self._lock:
                 owed, self._owed = self._owed, owed
-            own = change(spent.plus(owed))
-            return own.plus(owed)
+            more = change(spent.plus(owed))
+            return more.plus(owed)
 
         try:
             self._ledger.update(enter)
         except BaseException:
             self._owe(owed)  # the transaction was undone
             raise
-        return own
+        with self._lock:
+            self._own += more.calls + owed.calls
+        return more
 
     def _left(self, spent: Spent) -> int:
         if self.max_tokens is not None and spent.tokens >= self.max_tokens:
@@ -233,7 +228,7 @@ class CallBudget:
         spent = state["spent"]
         others = {name: state.get(name, 0) for name in Spent._fields[1:]}
         own = state.get("own_calls", spent)
-        self._ledger.restore(Spent(spent, **others), own, state.get("run"))
+        self._own = self._ledger.restore(Spent(spent, **others), own, state.get("run"))
 
 
 def _check_n(n: int) -> None:
@@ -248,23 +243,18 @@ class _MemoryLedger:
 
     def __init__(self) -> None:
         self._spent = Spent()
-        self._own = 0
         self._lock = SharedLock()
 
     def read(self) -> Spent:
         return self._spent
 
-    def own(self) -> int:
-        return self._own
-
     def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._lock:
-            more = change(self._spent)
-            self._spent = self._spent.plus(more)
-            self._own += more.calls
+            self._spent = self._spent.plus(change(self._spent))
 
-    def restore(self, saved: Spent, own: int, run: int | None) -> None:
-        self._spent, self._own = saved, own
+    def restore(self, saved: Spent, own: int, run: int | None) -> int:
+        self._spent = saved
+        return own
 
 
 class _StoreLedger:
@@ -275,7 +265,6 @@ class _StoreLedger:
         self._store = store
         self._name = name
         self._last: Spent | None = None
-        self._last_own = 0
 
     def read(self) -> Spent:
         try:
@@ -290,23 +279,17 @@ class _StoreLedger:
                 raise
         return self._last
 
-    def own(self) -> int:
-        with suppress(StoreError), patience(0.0):
-            for (calls,) in self._store.read(_READ_RUN, (self.run, self._name)):
-                if isinstance(calls, int):
-                    self._last_own = calls
-        return self._last_own
-
     def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._store.write() as connection:
             more = self._enter(connection, change)
-            run = self._row_of(connection, self.run, 0)
+            run, _ = self._row_of(connection, self.run, 0)
             connection.execute(_ADD_RUN, (more.calls, run))
         # Not before the transaction is through: a row undone is no row.
         self.run = run
 
-    def restore(self, saved: Spent, own: int, run: int | None) -> None:
-        self._last, self._last_own = saved, own
+    def restore(self, saved: Spent, own: int, run: int | None) -> int:
+        """Return the calls of the run, whose row may know of more than the checkpoint."""
+        self._last = saved
 
         def missing(spent: Spent) -> Spent:
             return Spent(*(max(0, a - b) for a, b in zip(saved, spent, strict=True)))
@@ -315,8 +298,9 @@ class _StoreLedger:
         with suppress(DamagedLedgerError):
             with self._store.write() as connection:
                 self._enter(connection, missing)
-                run = self._row_of(connection, run, own)
+                run, own = self._row_of(connection, run, own)
             self.run = run
+        return own
 
     def _enter(self, connection: sqlite3.Connection, change: Callable[[Spent], Spent]) -> Spent:
         # Checked before any sum: SQLite takes a text for 0.
@@ -324,11 +308,12 @@ class _StoreLedger:
         connection.execute(_ADD, (self._name, *more))
         return more
 
-    def _row_of(self, connection: sqlite3.Connection, run: int | None, own: int) -> int:
-        """Return a run's row, or a new one where this file does not have it."""
-        if connection.execute(_READ_RUN, (run, self._name)).fetchall():
-            return run
-        return connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid
+    def _row_of(self, connection: sqlite3.Connection, run: int | None, own: int) -> tuple[int, int]:
+        """Return a run's row and its calls, or a new one where this file does not have it."""
+        for (calls,) in connection.execute(_READ_RUN, (run, self._name)).fetchall():
+            if isinstance(calls, int):
+                return run, calls
+        return connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid, own
 
     def _spent(self, rows: list[tuple[Any, ...]]) -> Spent:
         spent = Spent(*rows[0]) if rows else Spent()

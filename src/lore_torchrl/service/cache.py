@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, read_extras
@@ -19,16 +17,13 @@ from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
     StoreBusyError,
-    StoreError,
     patience,
 )
 
 _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
-# Answers that wait for a store that cannot be written; the cache has them in any case.
-_MAX_UNSAVED = 1_000
 _MAX_MESSAGE = 300
 _INSERT = """
-    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse, latent) VALUES (?, ?, ?, ?, ?)
+    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse) VALUES (?, ?, ?, ?)
 """
 
 
@@ -36,34 +31,20 @@ _INSERT = """
 class _Entry:
     advice: Advice
     abstract: str | None = None
-    latent: np.ndarray | None = None
     born: int = 0  # the cache's clock when it came
     seq: int = 0  # number in the store, or without one in this cache: higher is later
 
-    def extra(self) -> dict[str, Any]:
-        latent = None if self.latent is None else self.latent.tolist()
-        extra = {"coarse": self.abstract, "latent": latent, "born": self.born, "seq": self.seq}
-        return extra | self.advice.extras()
-
-    def columns(self) -> tuple[str, str | None, bytes | None]:
-        """Return what the store keeps: answer, abstract state and latent."""
+    def answer(self) -> list[Any]:
+        """Return the advice for JSON."""
         # float() for those of numpy; its repr, which JSON uses, comes back bitwise.
         logits = [float(value) for value in self.advice.logits]
-        latent = None if self.latent is None else self.latent.tobytes()
-        answer = [logits, float(self.advice.confidence)]
-        if extras := self.advice.extras():
-            answer.append(extras)
-        return json.dumps(answer), self.abstract, latent
-
-
-_Row = tuple[int, str, _Entry | None]  # number and key; no entry if it cannot be read
+        return [logits, float(self.advice.confidence), self.advice.extras()]
 
 
 class AdviceCache:
     r"""Cache from the key of a situation to its advice; drops the least recently used.
 
-    The exact key is looked up first, then the latest answer of the same abstract state,
-    then the answer whose latent is nearest, within ``radius``.
+    The exact key is looked up first, then the latest answer of the same abstract state.
 
     **Answer averaging.** With ``answers_averaged`` :math:`V` the confidence-weighted average
     of an abstract state's answers :math:`(\ell_j, c_j)` serves all its situations:
@@ -84,18 +65,12 @@ class AdviceCache:
         store: Where answers are kept; ``None`` for memory only. Default: ``None``.
         ttl_steps: Environment steps (see :meth:`advance`) after which an answer expires;
             ``None`` for never. Default: ``None``.
-        radius: Largest Euclidean distance between latents that share advice; ``None`` for
-            no search by latents. Latents of different world models cannot be compared: give
-            them different prefixes. Default: ``None``.
         answers_averaged: Answers averaged in an abstract state, at least 1; ``None`` for the
             latest alone. Default: ``5``.
         averaging_visits: Visits to an abstract state before its second answer, doubled for each
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
             prompt. Answers under other prefixes of the same store are not seen. Default: empty.
-
-    Raises:
-        ValueError: If a number is out of its range.
     """
 
     def __init__(
@@ -104,25 +79,13 @@ class AdviceCache:
         *,
         store: AdviceStore | None = None,
         ttl_steps: int | None = None,
-        radius: float | None = None,
         answers_averaged: int | None = 5,
         averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
-        for name, value in (
-            ("max_entries", max_entries),
-            ("ttl_steps", ttl_steps),
-            ("answers_averaged", answers_averaged),
-            ("averaging_visits", averaging_visits),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if radius is not None and not (math.isfinite(radius) and radius > 0):
-            raise ValueError(f"radius must be a positive distance or None, got {radius}.")
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps
-        self.radius = radius
         self.answers_averaged = answers_averaged
         self.averaging_visits = averaging_visits
         self.prefix = prefix
@@ -131,18 +94,13 @@ class AdviceCache:
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
-        self._ages: deque[tuple[str, _Entry]] = deque()  # oldest first, where entries expire
-        # Keys and latents of all entries, by the length of these; made when it is asked for.
-        self._latents: dict[int, tuple[list[str], np.ndarray]] = {}
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
-        self._outlived: dict[str, int] = {}  # expired here, though the store has it
-        self._unsaved: dict[str, _Entry] = {}  # to be written with the next answer
-        self._unreadable: deque[str] = deque()  # one line about each damaged row
-        self._met: set[int] = set()  # the numbers of these
+        # By number, a line about each damaged row of the store, until it is taken.
+        self._unreadable: dict[int, str | None] = {}
         self._lock = SharedLock()
 
     def __len__(self) -> int:
@@ -154,20 +112,9 @@ class AdviceCache:
         return self.peek(key) is not None
 
     def advance(self, steps: int) -> None:
-        """Let ``steps`` environment steps pass, and drop what expires."""
+        """Let ``steps`` environment steps pass."""
         with self._lock:
             self._now += steps
-            if self.ttl_steps is None:
-                return
-            last = self._now - self.ttl_steps
-            while self._ages and self._ages[0][1].born <= last:
-                key, entry = self._ages.popleft()
-                if self._entries.get(key) is not entry:
-                    continue  # it was replaced, or dropped for want of place
-                self._remove(key)
-                if self.store is not None:
-                    # The row stays: other processes have clocks of their own.
-                    self._outlived[key] = entry.seq
 
     def expect(self, n_actions: int) -> None:
         """Serve answers with ``n_actions`` logits alone."""
@@ -175,15 +122,13 @@ class AdviceCache:
 
     # ---- look-ups ----
 
-    def get(
-        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
-    ) -> Advice | None:
+    def get(self, key: str, abstract_state: str | None = None) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
         A store that cannot be read raises a :class:`StoreError`.
         """
         with self._lock:
-            found = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state)
             if found is None:
                 self.misses += 1
                 return None
@@ -197,12 +142,10 @@ class AdviceCache:
             self._entries.move_to_end(found)
             return advice
 
-    def peek(
-        self, key: str, abstract_state: str | None = None, latent: ArrayLike | None = None
-    ) -> Advice | None:
+    def peek(self, key: str, abstract_state: str | None = None) -> Advice | None:
         """Return what :meth:`get` would; counters, visits and order of use do not change."""
         with self._lock:
-            found = self._find(key, abstract_state, latent)
+            found = self._find(key, abstract_state)
             return None if found is None else self._advice(found, key, abstract_state)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
@@ -216,7 +159,7 @@ class AdviceCache:
                 return False
             if not known or self.answers_averaged is None or abstract_state is None:
                 return not known
-            answers = len(self._state_answers(key, abstract_state))
+            answers = len(self._serving(key, abstract_state))
             visits = self._visits.get(abstract_state, 0)
             return 0 < answers < self.answers_averaged and visits >= self.averaging_visits * 2 ** (
                 answers - 1
@@ -233,22 +176,19 @@ class AdviceCache:
             self.noops_filtered += action not in actions
             actions.add(action)
 
-    def _in_state(self, abstract_state: str) -> list[str]:
-        """Return the exact keys of an abstract state, latest answer first."""
+    def _serving(self, key: str, abstract_state: str | None) -> list[str]:
+        """Return the exact keys of an abstract state that serve a situation, latest first."""
         entries = self._states.get(abstract_state, {})
-        return sorted(entries, key=lambda key: entries[key].seq, reverse=True)
-
-    def _state_answers(self, key: str, abstract_state: str) -> list[Advice]:
-        """Return the answers of an abstract state that serve a situation, latest first."""
-        found = self._in_state(abstract_state)
-        return [self._entries[other].advice for other in found if self._serves(other, key)]
+        found = sorted(entries, key=lambda other: entries[other].seq, reverse=True)
+        return [other for other in found if self._serves(other, key)]
 
     def _advice(self, found: str, key: str, abstract_state: str | None) -> Advice:
         """Return what the entry found says of a situation, averaged within its abstract state."""
         entry = self._entries[found]
         advice = entry.advice
         if None not in (self.answers_averaged, abstract_state) and entry.abstract == abstract_state:
-            mean = average(self._state_answers(key, abstract_state))
+            serving = self._serving(key, abstract_state)
+            mean = average([self._entries[other].advice for other in serving])
             advice = replace(mean, **read_extras(advice.extras()))
         # The steps of a plan are those of one situation.
         return advice if self._is_own(found, key) else replace(advice, plan=())
@@ -258,89 +198,58 @@ class AdviceCache:
         """Whether an entry is one of the answers to exactly this situation."""
         return key in (found, found.rpartition("#")[0])
 
-    def _find(self, key: str, abstract_state: str | None, latent: ArrayLike | None) -> str | None:
+    def _find(self, key: str, abstract_state: str | None) -> str | None:
         """Return the key of the entry that serves, if any."""
-        if key not in self._entries:
+        if not self._is_live(key):
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
-                if self._dropped and key not in self._entries:
-                    self._load(self._stored("key = ?", key))
+                if self._dropped and not self._is_live(key):
+                    self._load("key = ?", key)
         if self._serves(key, key):
             return key
-        found = [] if abstract_state is None else self._in_state(abstract_state)
-        server = next((other for other in found if self._serves(other, key)), None)
-        if server is None and latent is not None:
-            server = next((other for other in self._near(latent) if self._serves(other, key)), None)
-        return server
-
-    def _near(self, latent: ArrayLike) -> list[str]:
-        """Return the exact keys whose latent is within the radius, nearest first."""
-        vector = None if self.radius is None else _vector(latent)
-        if vector is None:
-            return []
-        length = len(vector)
-        if length not in self._latents:
-            # Another world model that wrote into the same store, by its length, is no neighbor.
-            near = [
-                (entry.seq, key, entry.latent)
-                for key, entry in self._entries.items()
-                if entry.latent is not None and len(entry.latent) == length
-            ]
-            near.sort(key=lambda item: item[0])
-            table = np.array([item[2] for item in near], dtype=np.float32).reshape(-1, length)
-            self._latents[length] = [item[1] for item in near], table
-        keys, table = self._latents[length]
-        # Another program's numbers may lie further away than a float32 tells.
-        with np.errstate(over="ignore"):
-            distances = np.sqrt(((table - vector) ** 2).sum(1))
-        order = np.argsort(distances, kind="stable")
-        return [keys[i] for i in order if distances[i] <= self.radius]
+        return next(iter(self._serving(key, abstract_state)), None)
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether there is an entry that fits the actions and the no-op filter of ``key``."""
-        entry = self._entries.get(found)
-        if entry is None or self._n_actions not in (None, len(entry.advice.logits)):
+        if not self._is_live(found):
             return False
-        return not self._is_no_op(key, entry.advice)
+        advice = self._entries[found].advice
+        fits = self._n_actions in (None, len(advice.logits))
+        return fits and not self.is_no_op(key, advice)
+
+    def _is_live(self, key: str) -> bool:
+        """Whether there is an entry that has not expired."""
+        entry = self._entries.get(key)
+        if entry is None or self.ttl_steps is None:
+            return entry is not None
+        return self._now < entry.born + self.ttl_steps
 
     def is_no_op(self, key: str, advice: Advice) -> bool:
         """Return whether an answer prefers an action that is known to be a no-op."""
-        with self._lock:
-            return self._is_no_op(key, advice)
-
-    def _is_no_op(self, key: str, advice: Advice) -> bool:
-        actions = self._no_ops.get(key)
         # Its preferred action is the first among equals.
-        return actions is not None and advice.logits.index(max(advice.logits)) in actions
+        return advice.logits.index(max(advice.logits)) in self._no_ops.get(key, ())
 
     # ---- entries ----
 
-    def put(
-        self,
-        key: str,
-        advice: Advice,
-        *,
-        abstract_state: str | None = None,
-        latent: ArrayLike | None = None,
-    ) -> None:
+    def put(self, key: str, advice: Advice, *, abstract_state: str | None = None) -> None:
         """Remember ``advice`` for ``key`` as the most recently used entry.
 
         With ``answers_averaged`` it is kept beside an earlier answer for ``key``, without it
         replaces that one. The no-op filter drops an answer that prefers a filtered action.
-        It serves the ``abstract_state``, and situations near the ``latent`` ``[D]``. Raises a
-        :class:`StoreError` if the store cannot be written; it is in memory all the same.
+        It serves the ``abstract_state`` too. Raises a :class:`StoreError` if the store cannot be
+        written; it is in memory all the same.
         """
         # The cache lives as long as the run.
-        entry = _Entry(advice.slim(), abstract_state, None if latent is None else _vector(latent))
+        entry = _Entry(advice.slim(), abstract_state)
         with self._lock:
             if abstract_state is not None:
                 self._visits[abstract_state] = 0
-            if self._is_no_op(key, advice):
+            if self.is_no_op(key, advice):
                 self._closed.add(key)
                 return
             slot, number = key, 1
-            while self.answers_averaged and abstract_state is not None and slot in self._entries:
+            while self.answers_averaged and abstract_state is not None and self._is_live(slot):
                 number += 1
                 slot = f"{key}#{number}"
         try:
@@ -358,17 +267,13 @@ class AdviceCache:
             entry.seq = self._seen
         self._remove(key)
         self._entries[key] = entry
-        if self.ttl_steps is not None:
-            self._ages.append((key, entry))
         if entry.abstract is not None:
             self._states.setdefault(entry.abstract, {})[key] = entry
-        self._outlived.pop(key, None)
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
             self._dropped = self.store is not None
 
     def _remove(self, key: str) -> None:
-        self._latents.clear()
         entry = self._entries.pop(key, None)
         if entry is not None and entry.abstract is not None:
             state = self._states[entry.abstract]
@@ -380,7 +285,10 @@ class AdviceCache:
 
     def take_unreadable(self) -> list[str]:
         """Return one line about each row of the store that could not be read, once."""
-        return [self._unreadable.popleft() for _ in range(len(self._unreadable))]
+        with self._lock:
+            lines = [line for line in self._unreadable.values() if line is not None]
+            self._unreadable = dict.fromkeys(self._unreadable)
+            return lines
 
     def _save(self, entries: dict[str, _Entry]) -> None:
         """Write entries in one transaction, and number them.
@@ -389,68 +297,42 @@ class AdviceCache:
         """
         if self.store is None or not entries:
             return
-        with self._lock:
-            entries, self._unsaved = self._unsaved | entries, {}
-        try:
-            with self.store.write() as connection:
-                numbers = [
-                    connection.execute(_INSERT, (self.prefix, key, *entry.columns())).lastrowid
-                    for key, entry in entries.items()
-                ]
-        except StoreError:
-            with self._lock:
-                unsaved = entries | self._unsaved
-                self._unsaved = dict(list(unsaved.items())[-_MAX_UNSAVED:])
-            raise
+        rows = [(key, json.dumps(entry.answer()), entry.abstract) for key, entry in entries.items()]
+        with self.store.write() as connection:
+            numbers = [connection.execute(_INSERT, (self.prefix, *row)).lastrowid for row in rows]
         for entry, number in zip(entries.values(), numbers, strict=True):
             entry.seq = number
-
-    def _stored(self, where: str, value: Any) -> list[_Row]:
-        """Return the rows for which a condition holds, latest first."""
-        if self.store is None:
-            return []
-        rows = self.store.read(
-            "SELECT seq, key, answer, coarse, latent FROM advice "
-            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
-            (self.prefix, value, self.max_entries),
-        )
-        return [self._read(*row) for row in rows]
-
-    def _read(self, seq: int, key: Any, answer: Any, coarse: Any, latent: Any) -> _Row:
-        try:
-            texts = (key, answer) if coarse is None else (key, answer, coarse)
-            if not all(isinstance(value, str) for value in texts):
-                raise TypeError("a text is missing")
-            if latent is not None:
-                if not isinstance(latent, bytes):
-                    raise TypeError("latent is no blob")
-                latent = _vector(np.frombuffer(latent, dtype=np.float32))
-            advice = _from_json(answer, self._n_actions)
-            return seq, key, _Entry(advice, coarse, latent, seq=seq)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            if seq not in self._met:
-                self._met.add(seq)
-                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
-                self._unreadable.append(message[:_MAX_MESSAGE])
-            return seq, key, None
 
     def pull(self) -> None:
         """Load what the store has got since the last time; raises :class:`StoreError`."""
         with self._lock:
-            rows = self._stored("seq > ?", self._seen)
-            if rows:
-                self._dropped |= len(rows) == self.max_entries
-                self._seen = rows[0][0]
-                self._load(rows[::-1])
+            if numbers := self._load("seq > ?", self._seen):
+                self._dropped |= len(numbers) == self.max_entries
+                self._seen = numbers[-1]
 
-    def _load(self, rows: Sequence[_Row]) -> None:
-        for seq, key, entry in rows:
-            if entry is None:
+    def _load(self, where: str, value: Any) -> list[int]:
+        """Load the rows for which a condition holds, and return their numbers, latest last."""
+        if self.store is None:
+            return []
+        rows = self.store.read(
+            "SELECT seq, key, answer, coarse FROM advice "
+            f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
+            (self.prefix, value, self.max_entries),
+        )[::-1]
+        for seq, key, answer, coarse in rows:
+            try:
+                texts = (key, answer) if coarse is None else (key, answer, coarse)
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError("a text is missing")
+                entry = _Entry(_from_json(answer, self._n_actions), coarse, self._now, seq)
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
+                message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
+                self._unreadable.setdefault(seq, message[:_MAX_MESSAGE])
                 continue
             known = self._entries.get(key)
-            if seq > (self._outlived.get(key, 0) if known is None else known.seq):
-                entry.born = self._now
+            if known is None or seq > known.seq:
                 self._insert(key, entry)
+        return [row[0] for row in rows]
 
     # ---- progress ----
 
@@ -459,13 +341,15 @@ class AdviceCache:
         with self._lock:
             return {
                 "entries": [
-                    [key, list(entry.advice.logits), entry.advice.confidence, entry.extra()]
+                    [
+                        *(key, *entry.answer()),
+                        {"coarse": entry.abstract, "born": entry.born, "seq": entry.seq},
+                    ]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
                 "now": self._now,
                 "seen": self._seen,
-                "outlived": dict(self._outlived),
                 "ballots": {
                     "visits": dict(self._visits),
                     "noops_filtered": {
@@ -487,8 +371,6 @@ class AdviceCache:
         with self._lock:
             self._entries.clear()
             self._states.clear()
-            self._ages.clear()
-            self._latents.clear()
             self._seen = 0 if self.store is not None else state.get("seen", 0)
             self._dropped = False
             for name in _COUNTERS:
@@ -501,7 +383,6 @@ class AdviceCache:
                         f"{state.get('prefix', '')!r}, this advisor's are under {self.prefix!r}."
                     )
                 state = {"entries": ()}
-            self._outlived = dict(state.get("outlived", {}))
             per_key = state.get("ballots", {})
             self._visits = dict(per_key.get("visits", {}))
             filtered = per_key.get("noops_filtered", {})
@@ -509,33 +390,22 @@ class AdviceCache:
             self._closed = set(per_key.get("closed", ()))
             self.pull()
             self._restore(state["entries"])
-            self._ages = deque(sorted(self._ages, key=lambda item: item[1].born))
-            self.advance(0)
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
-        entries, unsaved = [], []
-        for key, logits, confidence, *extra in saved:
-            names = dict(extra[0]) if extra else {}
-            latent = names.get("latent")
-            entry = _Entry(
-                Advice(tuple(logits), confidence, **read_extras(names)),
-                names.get("coarse"),
-                None if latent is None else _vector(latent),
-                names.get("born", 0),
-                names.get("seq", 0),
-            )
+        entries = {}
+        for key, logits, confidence, *more in saved:
+            names = {name: value for part in more for name, value in part.items()}
+            advice = Advice(tuple(logits), confidence, **read_extras(names))
+            entry = _Entry(advice, names.get("coarse"), names.get("born", 0), names.get("seq", 0))
             known = self._entries.get(key)
-            if known is not None and known.seq > entry.seq:
-                continue  # bought again since, by another process or before a crash
-            entries.append((key, entry))
-            # A row that cannot be read is as good as none.
-            if known is None and not any(row[2] for row in self._stored("key = ?", key)):
-                unsaved.append((key, entry))
-        unsaved.sort(key=lambda item: item[1].seq)
+            # Unless it was bought again since, by another process or before a crash.
+            if known is None or known.seq <= entry.seq:
+                entries[key] = entry
+        lacking = [key for key in entries if key not in self._entries]
         try:
-            self._save(dict(unsaved))
+            self._save({key: entries[key] for key in sorted(lacking, key=lambda k: entries[k].seq)})
         finally:
-            for key, entry in entries:
+            for key, entry in entries.items():
                 self._insert(key, entry)
 
 
@@ -556,14 +426,6 @@ def average(advices: Sequence[Advice]) -> Advice:
     # The smallest probability that a float32 keeps apart from zero.
     logs = np.log(np.maximum(mean, 1e-38))
     return Advice(tuple(logs.tolist()), float(confidence.mean()))
-
-
-def _vector(latent: ArrayLike) -> np.ndarray | None:
-    """Return ``latent`` as a float32 vector of its own, ``None`` if it is not finite."""
-    vector = np.array(latent, dtype=np.float32)
-    if vector.ndim != 1 or not len(vector):
-        raise ValueError(f"A latent must be a vector [D], got shape {vector.shape}. Flatten it.")
-    return vector if np.isfinite(vector).all() else None
 
 
 def _from_json(text: str, n_actions: int | None) -> Advice:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, AdviceRequest
@@ -147,8 +147,7 @@ class CallCounters:
         """Return a percentile of the latencies in seconds, by nearest rank; 0 without any."""
         if not self._latencies:
             return 0.0
-        ordered = sorted(self._latencies)
-        return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+        return float(np.quantile(self._latencies, quantile, method="inverted_cdf"))
 
     def stats(self) -> dict[str, float]:
         """Return all counters as ``float``."""
@@ -188,7 +187,6 @@ class Ticket:
     request: AdviceRequest
     cache_key: str
     abstract_state: str | None
-    latent: Any
     started: float = field(default_factory=time.monotonic)
     done: bool = False  # answered or given up
     answer: Advice | None = None
@@ -221,7 +219,11 @@ class TicketTable:
         """Seconds since the oldest question in flight was asked, 0 without any."""
         return max((ticket.age_s for ticket in self._open.values()), default=0.0)
 
-    def in_flight(self, key: str) -> int:
+    def in_flight(self) -> list[Ticket]:
+        """Return all questions in flight."""
+        return list(self._open.values())
+
+    def number(self, key: str) -> int:
         """Return the number of the question in flight about a situation, 0 for none."""
         return self._open[key].advice_id if key in self._open else 0
 
@@ -242,7 +244,7 @@ class TicketTable:
 
     def give_up(self) -> list[Ticket]:
         """Give up all questions in flight, and return them."""
-        tickets = list(self._open.values())
+        tickets = self.in_flight()
         for ticket in tickets:
             self.finish(ticket, None)
         return tickets

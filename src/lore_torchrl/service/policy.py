@@ -4,156 +4,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from lore_torchrl.service.budget import CallBudget
-from lore_torchrl.service.parts import (
-    Cooldown,
-    MacroBoundaries,
-    Novelty,
-    OutageBackoff,
-    TDErrorSpike,
-)
 from lore_torchrl.service.store import SharedLock
-
-
-@dataclass(slots=True)
-class StepSignals:
-    """What one vector step tells the call policy, one entry per row.
-
-    ``scores`` are acquisition scores: the weight that advice would have, 0 to 1; a row whose
-    score is not finite is not asked about. ``rewards`` are ``None`` at a reset, where no row
-    moved. ``steps`` counts the environment steps that passed, by default the rewards. A
-    ``ValueError`` tells of entries that disagree on the number of rows.
-    """
-
-    scores: Sequence[float]
-    resets: Sequence[bool] | None = None
-    rewards: Sequence[float] | None = None
-    successes: Sequence[bool] | None = None
-    td_errors: Sequence[float | None] | None = None
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        rows = len(self.scores)
-        for name in ("resets", "rewards", "successes", "td_errors"):
-            values = getattr(self, name)
-            if values is not None and len(values) != rows:
-                raise ValueError(f"{name} has {len(values)} rows, scores has {rows}.")
-        if self.steps is None:
-            self.steps = 0 if self.rewards is None else rows
-        self.resets = [False] * rows if self.resets is None else self.resets
-        self.td_errors = [None] * rows if self.td_errors is None else self.td_errors
+from lore_torchrl.service.triggers import Cooldown, OutageBackoff, StepSignals, Trigger
 
 
 class CallPolicy:
     """Chooses, at each vector step, the rows to ask the advisor about.
 
-    A row is eligible if ``always``, or if a trigger is due for it: macro boundary, novelty,
-    TD-error spike. No call is made during a cooldown or an outage's pause, beyond the
-    budget, or for a score below ``min_beta``. Of the remaining rows the ``calls_per_step``
-    with the highest score are asked about. Rows with equal scores take turns.
+    A row is eligible if a trigger is due for it, or if there are no triggers. No call is made
+    during a cooldown or an outage's pause, beyond the budget, or for a score below
+    ``min_beta``. Of the remaining rows the ``calls_per_step`` with the highest score are asked
+    about. Rows with equal scores take turns.
 
     Args:
         budget: Ledger that limits the calls; the service spends from it.
+        triggers: :class:`MacroBoundaries`, :class:`Novelty` and :class:`TDErrorSpike`, at most one
+            of each. Default: none.
         cooldown: Pause after calls and successes. Default: none.
-        boundaries: Macro boundaries, used where ``always`` is false; ``False`` switches
-            them off. Default: ``MacroBoundaries()``.
-        always: Whether every candidate is eligible. Default: ``True``.
         min_beta: Lowest acquisition score that is worth a call, 0 to 1. Default: ``0.05``.
         calls_per_step: Most calls at one vector step, at least 1. Default: ``1``.
-        novelty: Trigger on rarely visited situations. Default: off.
-        td_spike: Trigger on unusual TD errors. Default: off.
         outage: Back-off while the advisor fails. Default: ``OutageBackoff()``.
-
-    Raises:
-        ValueError: If ``min_beta`` is outside 0 to 1 or ``calls_per_step`` below 1; if
-            triggers would do nothing beside ``always``, or none is on without it.
     """
 
     def __init__(
         self,
         budget: CallBudget,
         *,
+        triggers: Sequence[Trigger] = (),
         cooldown: Cooldown | None = None,
-        boundaries: MacroBoundaries | Literal[False] | None = None,
-        always: bool = True,
         min_beta: float = 0.05,
         calls_per_step: int = 1,
-        novelty: Novelty | None = None,
-        td_spike: TDErrorSpike | None = None,
         outage: OutageBackoff | None = None,
     ) -> None:
-        if not 0.0 <= min_beta <= 1.0:
-            raise ValueError(f"min_beta is a weight and must lie in [0, 1], got {min_beta}.")
-        if calls_per_step < 1:
-            raise ValueError(f"calls_per_step must be at least 1, got {calls_per_step}.")
-        triggers = {"novelty": novelty, "td_spike": td_spike}
-        given = [name for name, trigger in triggers.items() if trigger is not None]
-        if always and given:
-            raise ValueError(f"With always=True {', '.join(given)} would do nothing.")
-        if not always and boundaries is False and not given:
-            raise ValueError("always=False without a trigger would never ask. Switch one on.")
         self.budget = budget
+        self.triggers = tuple(triggers)
         self.cooldown = Cooldown() if cooldown is None else cooldown
-        if boundaries is None:
-            boundaries = MacroBoundaries()
-        self.boundaries = None if always else boundaries or None
-        self.always = always
         self.min_beta = min_beta
         self.calls_per_step = calls_per_step
-        self.novelty = novelty
-        self.td_spike = td_spike
         self.outage = OutageBackoff() if outage is None else outage
         self._turn = 0
         self._step = self._last_call_step = 0  # environment steps: now, at the latest call
         self._lock = SharedLock()
 
     def choose(
-        self,
-        candidates: Sequence[int],
-        signals: StepSignals,
-        *,
-        served: Sequence[int] = (),
-        situations: Sequence[str | None] | None = None,
+        self, candidates: Sequence[int], signals: StepSignals, *, served: Sequence[int] = ()
     ) -> list[int]:
         """Let one vector step pass and return the rows to ask about, highest score first.
 
         The caller asks about every returned row: cooldown and back-off start here. Candidates
         are the rows that a new answer would serve; ``served`` ones have advice already, which
-        counts as an answer to their boundary. ``situations`` are the keys that the rows
-        entered, ``None`` for a row that did not move; ``novelty`` raises a ``ValueError``
-        without them. A store that cannot be read raises a ``StoreError``.
+        counts as an answer to their boundary. A store that cannot be read raises a
+        ``StoreError``.
         """
-        if self.novelty is not None and situations is None:
-            raise ValueError("novelty counts situations: pass situations, a key for each row.")
         with self._lock:
             self._step += signals.steps
             self.cooldown.advance(signals.steps)
             self.outage.advance(signals.steps)
             if signals.successes is not None and any(signals.successes):
                 self.cooldown.success()
-            if self.boundaries is not None:
-                self.boundaries.update(resets=signals.resets, rewards=signals.rewards)
+            for trigger in self.triggers:
+                trigger.update(signals)
                 for row in served:
-                    self.boundaries.serve(row)
-            if self.novelty is not None:
-                self.novelty.update(situations)
-            if self.td_spike is not None:
-                self.td_spike.update(signals.td_errors, resets=signals.resets)
+                    trigger.serve(row)
             return self._choose(candidates, signals.scores)
 
     def _choose(self, candidates: Sequence[int], scores: Sequence[float]) -> list[int]:
         if not candidates or not self.cooldown.ready or not self.outage.ready:
             return []
         most = min(1 if self.outage.out else self.calls_per_step, self.budget.remaining)
-        triggers = [t for t in (self.boundaries, self.novelty, self.td_spike) if t is not None]
         eligible = [
             row
             for row in candidates
             if math.isfinite(scores[row]) and scores[row] >= self.min_beta
-            if self.always or any(trigger.due(row) for trigger in triggers)
+            if not self.triggers or any(trigger.due(row) for trigger in self.triggers)
         ]
         # Without turns, equal scores would starve every row but the first.
         rows = len(scores)
@@ -164,7 +90,7 @@ class CallPolicy:
             self._last_call_step = self._step
             self.cooldown.start()
             self.outage.begin_call()
-        for trigger in triggers:
+        for trigger in self.triggers:
             for row in chosen:
                 trigger.serve(row)
         return chosen
@@ -187,8 +113,8 @@ class CallPolicy:
             }
 
     def _parts(self) -> dict[str, Any]:
-        names = ("cooldown", "boundaries", "novelty", "td_spike", "outage")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
+        triggers = {trigger.name: trigger for trigger in self.triggers}
+        return {"cooldown": self.cooldown, "outage": self.outage, **triggers}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the parts. The budget keeps its own."""

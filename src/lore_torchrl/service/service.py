@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import threading
 import time
 import weakref
@@ -31,8 +30,9 @@ from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
 from lore_torchrl.service.outcomes import CallCounters, Outcome, Ticket, TicketTable, judge
-from lore_torchrl.service.policy import CallPolicy, StepSignals
+from lore_torchrl.service.policy import CallPolicy
 from lore_torchrl.service.store import StoreError, patience
+from lore_torchrl.service.triggers import StepSignals
 
 # Seconds that a step waits for other processes that write to the store, before it pays and
 # while it keeps a batch's answers.
@@ -47,17 +47,16 @@ class Query(NamedTuple):
     """The situation of one row, by its exact ``key``, and how to ask about it.
 
     ``request`` returns the question, with ``key`` as its ``cache_key``, and is called only if
-    the advisor is asked. Answers of the same ``abstract_state``, or of a ``latent`` ``[D]``
-    nearby, serve too. ``no_op`` is the advised action that was just taken, without changing
-    the situation or gaining reward; its advice no longer serves here. ``planned`` is what the
-    plan of an earlier answer says of the situation: it is kept like an answer where there is none.
+    the advisor is asked. Answers of the same ``abstract_state`` serve too. ``no_op`` is the
+    advised action that was just taken, without changing the situation or gaining reward; its
+    advice no longer serves here. ``planned`` is what the plan of an earlier answer says of the
+    situation: it is kept like an answer where there is none.
     """
 
     key: str
     request: Callable[[], AdviceRequest]
     row: int = 0
     abstract_state: str | None = None
-    latent: Any = None
     no_op: int | None = None
     planned: Advice | None = None
 
@@ -106,8 +105,7 @@ class AdviceService:
     Raises:
         TypeError: If ``advisor`` has no ``advise``; if the service is pickled in async mode
             or without a store.
-        ValueError: If ``policy`` holds another budget, ``timeout_s`` is not a positive
-            finite number, ``mode`` is unknown or ``max_in_flight`` is below 1.
+        ValueError: If ``policy`` holds another budget, or ``mode`` is unknown.
     """
 
     def __init__(
@@ -126,12 +124,8 @@ class AdviceService:
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
             raise ValueError("Give the policy and the service the same CallBudget object.")
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         if mode not in ("blocking", "async"):
             raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}.")
         self.advisor = advisor
         self.budget = budget
         self.policy = policy
@@ -205,11 +199,10 @@ class AdviceService:
                 served.append(query.row)
         if not armed:
             return replies
-        situations: list[str | None] = [None] * len(signals.scores)
         for query in queries:
-            situations[query.row] = query.key
+            signals.situations[query.row] = query.key
         rows = list(candidates) if self._may_ask else []
-        chosen = self.policy.choose(rows, signals, served=served, situations=situations)
+        chosen = self.policy.choose(rows, signals, served=served)
         bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
         for place in candidates.values():
             reply, known = bought.get(queries[place].key), replies[place].advice
@@ -240,10 +233,10 @@ class AdviceService:
         look = self.cache.get if count else self.cache.peek
         # In this order: an answer that lands in between is in the cache by then.
         with self._lock:
-            advice_id = self._tickets.in_flight(query.key)
+            advice_id = self._tickets.number(query.key)
         advice = None
         with self._storing():
-            advice = look(*self._keys(query), query.latent)
+            advice = look(*self._keys(query))
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
     def _keep_planned(self, query: Query) -> Reply:
@@ -252,7 +245,7 @@ class AdviceService:
         if self.cache.is_no_op(key, query.planned):
             return Reply()
         with self._storing():
-            self.cache.put(key, query.planned, abstract_state=state, latent=query.latent)
+            self.cache.put(key, query.planned, abstract_state=state)
         reply = self._find(query, count=False)
         with self._lock:
             self.counters.plan_steps += reply.advice is not None
@@ -280,8 +273,7 @@ class AdviceService:
 
     def _buy(self, queries: Sequence[Query]) -> dict[str, Reply]:
         """Pay for a question about each situation and ask it; return the replies by key."""
-        if self.mode == "async":
-            self._check()
+        self._check()
         unique: dict[str, Query] = {}
         for query in queries:
             unique.setdefault(query.key, query)
@@ -290,11 +282,8 @@ class AdviceService:
         if beyond := max(0, len(questions) - places):
             self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
         tickets = self._pay(questions[:places])
-        if tickets and self.mode == "blocking":
-            self._wait_for(tickets)
-        elif tickets:
-            with self._lock:
-                self._loop().submit(self._serve(tickets))
+        if tickets:
+            self._ask(tickets)
         replies = dict.fromkeys(unique, Reply())
         with self._lock:
             for ticket in tickets:
@@ -321,40 +310,35 @@ class AdviceService:
         with self._lock:
             self.counters.calls += paid
             tickets = [
-                Ticket(self._last_id + number, request, *self._keys(query), query.latent)
+                Ticket(self._last_id + number, request, *self._keys(query))
                 for number, (query, request) in enumerate(questions[:paid], 1)
             ]
             self._last_id += paid
             self._tickets.add(tickets)
         return tickets
 
-    def _wait_for(self, tickets: Sequence[Ticket]) -> None:
-        """Ask and wait for the answers of one batch."""
+    def _ask(self, tickets: Sequence[Ticket]) -> None:
+        """Ask a batch of questions, and in blocking mode wait for their answers."""
+        if self.mode == "async":
+            self._loop().submit(self._serve(tickets))
+            return
+        future = self._waited_for = self._loop().submit(self._attempt(tickets))
+        if self._end is not None:
+            future.cancel()
+        result: Any = StoppedError("The run is being stopped.")
         try:
-            future = self._waited_for = self._loop().submit(self._attempt(tickets))
-            if self._end is not None:
-                future.cancel()
-            try:
-                result = future.result(self.timeout_s + _GRACE_S)
-            except CancelledError:
-                result = StoppedError("The run is being stopped.")
-            except TimeoutError as error:
-                # The advisor blocks its loop: abandon both and start new ones next time.
-                result = error
-                future.cancel()
-                self._abandon_loop()
-            outcome = self._keep(tickets, result)
-        except BaseException:
-            if self._waited_for is not None:
-                self._waited_for.cancel()
-            with self._lock:
-                self.counters.lost += len(tickets)
-                for ticket in tickets:
-                    self._tickets.finish(ticket, None)
-            raise
-        self._finish(tickets, outcome, late=False)
-        if outcome.fatal is not None:
-            raise outcome.fatal
+            result = future.result(self.timeout_s + _GRACE_S)
+        except CancelledError:
+            pass
+        except TimeoutError as error:
+            # The advisor blocks its loop: abandon both and start new ones next time.
+            result = error
+            self._abandon_loop()
+        except BaseException as error:
+            self._fatal = error  # raised in this thread, such as by the handler of a signal
+        future.cancel()
+        self._settle(tickets, result)
+        self._check()
 
     async def _attempt(self, tickets: Sequence[Ticket]) -> Any:
         """Return the advisor's answers, or what it raised."""
@@ -374,13 +358,16 @@ class AdviceService:
 
     async def _serve(self, tickets: Sequence[Ticket]) -> None:
         """Ask a batch that nobody waits for."""
-        result = await self._attempt(tickets)
+        self._settle(tickets, await self._attempt(tickets))
+
+    def _settle(self, tickets: Sequence[Ticket], result: Any) -> None:
+        """Keep and count what came of a batch; :meth:`_check` raises what is fatal."""
         if tickets[0].done and isinstance(result, asyncio.CancelledError):
             return
         try:
             outcome = self._keep(tickets, result)
-        except Exception as error:
-            # Nobody awaits this task: the run's own thread raises it at its next call.
+        except BaseException as error:
+            # In async mode nobody awaits this: the run's own thread raises it at its next call.
             outcome = Outcome([None] * len(tickets), fatal=error)
         with self._lock:
             if tickets[0].done:
@@ -388,13 +375,10 @@ class AdviceService:
                 self.counters.refund(outcome.refunded)
                 return
             self._fatal = self._fatal or outcome.fatal
-            self._finish(tickets, outcome, late=True)
-
-    def _finish(self, tickets: Sequence[Ticket], outcome: Outcome, *, late: bool) -> None:
-        with self._lock:
+            late = self.mode == "async"
             self.counters.add(outcome, latency_s=tickets[0].age_s, late=late)
-            for ticket, result in zip(tickets, outcome.results, strict=True):
-                self._tickets.finish(ticket, result if isinstance(result, Advice) else None)
+            for ticket, found in zip(tickets, outcome.results, strict=True):
+                self._tickets.finish(ticket, found if isinstance(found, Advice) else None)
             self._finished.notify_all()
 
     @patience(_KEEP_WAIT_S)
@@ -405,12 +389,7 @@ class AdviceService:
         for ticket, result in zip(tickets, outcome.results, strict=True):
             if isinstance(result, Advice):
                 with self._storing():
-                    self.cache.put(
-                        ticket.cache_key,
-                        result,
-                        abstract_state=ticket.abstract_state,
-                        latent=ticket.latent,
-                    )
+                    self.cache.put(ticket.cache_key, result, abstract_state=ticket.abstract_state)
                 self._tell_policy(None)
             elif result is not None:
                 refunded = 0
@@ -487,9 +466,8 @@ class AdviceService:
         """Abandon a loop that its advisor blocks, and raise what an async question raised."""
         with self._lock:
             if self._tickets.oldest_s > self.timeout_s + _GRACE_S:
-                given_up = self._tickets.give_up()
-                outcome = self._keep(given_up, TimeoutError("the advisor blocks its event loop"))
-                self.counters.add(outcome, latency_s=0.0, late=True)
+                blocked = TimeoutError("the advisor blocks its event loop")
+                self._settle(self._tickets.in_flight(), blocked)
                 self._abandon_loop()
             error, self._fatal = self._fatal, None
         if error is not None:

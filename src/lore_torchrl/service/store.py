@@ -30,7 +30,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID
         """,
         # AUTOINCREMENT never gives a number twice, and writers are serialised: what is
-        # new since a number was seen is exactly what has a higher one.
+        # new since a number was seen is exactly what has a higher one. `latent` is not used.
         """
         CREATE TABLE advice (
             seq INTEGER PRIMARY KEY AUTOINCREMENT,

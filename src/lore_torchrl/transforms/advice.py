@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torchrl.data.tensor_specs import (
     MultiCategorical,
     MultiOneHot,
     OneHot,
+    TensorSpec,
     Unbounded,
 )
 from torchrl.envs.transforms import (
@@ -31,15 +32,17 @@ from torchrl.envs.transforms import (
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
-from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
+from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
+    RowTransform,
     action_indices,
     anchors_of,
     any_true,
     entry,
     flat_rows,
-    row_values,
+    observations_of,
+    put_rows,
     scalars,
 )
 
@@ -47,7 +50,7 @@ from lore_torchrl.transforms.rows import (
 _HARMLESS = (InitTracker, RewardSum, TensorDictPrimer)
 
 
-class AdviceTransform(Transform):
+class AdviceTransform(RowTransform):
     """Writes the advisor's logits, confidence and mask for the observation in the same tensordict.
 
     At a reset that is the observation at the root, at a step the one under ``"next"``. A row
@@ -86,14 +89,12 @@ class AdviceTransform(Transform):
             Default: ``"lore_beta"``.
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
-        latent_key: Vector beside the observation by whose distance the cache finds
-            neighbors, if it has a radius. Default: none.
         value_key: Value that the policy gives the observation it acts on, one number per row,
-            for the TD errors of the call policy's ``td_spike``. Default: none.
+            for the call policy's :class:`TDErrorSpike`. Default: none.
         discount: Discount of the TD errors, from 0 to 1. Default: ``1.0``.
         abstract_states: Whether situations of the same abstract state,
-            ``describer.abstract_state(row, observation)``, share advice. Default: ``None``,
-            where the describer has that method.
+            ``describer.abstract_state(row, observation)``, share advice, where the describer
+            has that method. Default: ``True``.
         plan_horizon: Steps of a plan, ``llm_plan`` ``[*B, H]`` int64 with -1 beyond its end; while
             the world goes as it expects, its next step serves where there is no other answer
             (:class:`~lore_torchrl.transforms.plans.PlanFollower`; what is in view is
@@ -124,10 +125,9 @@ class AdviceTransform(Transform):
         require_key: NestedKey | None = keys.BETA,
         beta_key: NestedKey = keys.BETA,
         success_key: NestedKey | None = None,
-        latent_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
-        abstract_states: bool | None = None,
+        abstract_states: bool = True,
         noop_filter: bool = True,
         plan_horizon: int = 0,
         action_mask: bool = False,
@@ -147,12 +147,11 @@ class AdviceTransform(Transform):
                     f"{type(describer).__name__} has no {method}(). A describer that remembers "
                     "nothing inherits from lore_torchrl.envs.adapter.MemorylessDescriber."
                 )
-        if abstract_states and not hasattr(describer, "abstract_state"):
-            raise ValueError("abstract_states=True needs a describer with abstract_state().")
         if subgoals and not getattr(describer, "subgoals", ()):
             raise ValueError("subgoals=True needs a describer that names its subgoals.")
-        if service.policy.td_spike is not None and value_key is None:
-            raise ValueError("The call policy has td_spike, but value_key=None: name the value.")
+        spikes = any(isinstance(trigger, TDErrorSpike) for trigger in service.policy.triggers)
+        if spikes and value_key is None:
+            raise ValueError("A TDErrorSpike needs values, but value_key=None: name the entry.")
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
         out_keys += [keys.PLAN] * bool(plan_horizon) + [keys.ACTION_MASK] * action_mask
         out_keys += [keys.SUBGOAL] * subgoals
@@ -162,32 +161,20 @@ class AdviceTransform(Transform):
         self.require_key = require_key
         self.beta_key = beta_key
         self.success_key = success_key
-        self.latent_key = latent_key
         self.value_key = value_key
         self.discount = discount
-        has_states = hasattr(describer, "abstract_state")
-        self.abstract_states = has_states if abstract_states is None else abstract_states
+        self.abstract_states = abstract_states and hasattr(describer, "abstract_state")
         self.noop_filter = noop_filter
         self.plan_horizon = plan_horizon
         self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
         service.cache.expect(self._n_actions)
         self._anchors = anchors_of(describer)
-        self._forget_rows()
+        self._begin(0)
 
-    def _forget_rows(self) -> None:
+    def _begin(self, rows: int) -> None:
         self._armed = self.require_key is None
-        self._rows = self._make_rows(0)
-
-    def _make_rows(self, rows: int) -> _Rows:
-        valid = keys.ACTION_MASK in self.out_keys
-        return _Rows(rows, self._n_actions, self.plan_horizon, self.subgoals, valid=valid)
-
-    def clone(self) -> AdviceTransform:
-        """Return a copy without environment that shares the service but no rows."""
-        clone = super().clone()
-        clone._forget_rows()
-        return clone
+        self._rows = _Rows(rows, self._specs((rows,)), self.subgoals)
 
     # ---- placement and specs ----
 
@@ -205,23 +192,22 @@ class AdviceTransform(Transform):
                     f"The describer names {self._n_actions} actions, the environment's {key!r} "
                     f"has {spec.space.n}."
                 )
-        batch = observation_spec.shape
-        one = {"shape": (*batch, 1), "device": observation_spec.device}
-        logits = {"shape": (*batch, self._n_actions), "device": observation_spec.device}
-        observation_spec[keys.PRIOR_LOGITS] = Unbounded(dtype=torch.float32, **logits)
-        observation_spec[keys.CONFIDENCE] = Bounded(0.0, 1.0, dtype=torch.float32, **one)
-        observation_spec[keys.MASK] = Binary(n=1, dtype=torch.bool, **one)
-        observation_spec[keys.ADVICE_ID] = Unbounded(dtype=torch.int64, **one)
-        observation_spec[keys.FALLBACK] = Binary(n=1, dtype=torch.bool, **one)
-        if keys.PLAN in self.out_keys:
-            plan = logits | {"shape": (*batch, self.plan_horizon)}
-            observation_spec[keys.PLAN] = Bounded(-1, self._n_actions, dtype=torch.int64, **plan)
-        if keys.ACTION_MASK in self.out_keys:
-            observation_spec[keys.ACTION_MASK] = Binary(dtype=torch.bool, **logits)
-        if self.subgoals:
-            names = logits | {"shape": (*batch, len(self.subgoals))}
-            observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, dtype=torch.float32, **names)
-        return observation_spec
+        return super().transform_observation_spec(observation_spec)
+
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        one, actions = (*batch, 1), (*batch, self._n_actions)
+        plan, names = (*batch, self.plan_horizon), (*batch, len(self.subgoals))
+        specs = {
+            keys.PRIOR_LOGITS: Unbounded(actions, dtype=torch.float32),
+            keys.CONFIDENCE: Bounded(0.0, 1.0, one, dtype=torch.float32),
+            keys.MASK: Binary(shape=one, dtype=torch.bool),
+            keys.ADVICE_ID: Unbounded(one, dtype=torch.int64),
+            keys.FALLBACK: Binary(shape=one, dtype=torch.bool),
+            keys.PLAN: Bounded(-1, self._n_actions, plan, dtype=torch.int64),
+            keys.ACTION_MASK: Binary(shape=actions, dtype=torch.bool),
+            keys.SUBGOAL: Bounded(0.0, 1.0, names, dtype=torch.float32),
+        }
+        return {key: specs[key] for key in self.out_keys}
 
     def _check_batched_worker_compat(self) -> None:
         raise RuntimeError(
@@ -234,7 +220,8 @@ class AdviceTransform(Transform):
         """Refuse a later transform that may end an episode after this one has asked."""
         if self.container is None:
             return
-        flat = list(_flatten(self.container.transform))
+        parts = self.container.transform.modules()
+        flat = [t for t in parts if isinstance(t, Transform) and not isinstance(t, Compose)]
         place = next((n for n, transform in enumerate(flat) if transform is self), len(flat))
         for later in flat[place + 1 :]:
             kind = type(later)
@@ -265,7 +252,7 @@ class AdviceTransform(Transform):
         if rows != len(self._rows):
             if not reset.all():
                 raise RuntimeError("A partial reset came first: reset the whole environment.")
-            self._rows = self._make_rows(rows)
+            self._begin(rows)
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
         self._rows.value[reset] = np.nan
@@ -281,9 +268,8 @@ class AdviceTransform(Transform):
             raise RuntimeError(f"Reset with {len(self._rows)} rows, stepped with {rows}.")
         self._armed = self.require_key is None or tensordict.get(self.require_key, None) is not None
         parent = self.parent
-        learned = flat_rows(entry(next_tensordict, parent.reward_key), rows).sum(1)
-        raw = next_tensordict.get(keys.RAW_REWARD, None)
-        reward = learned if raw is None else flat_rows(raw, rows).sum(1)
+        learned = entry(next_tensordict, parent.reward_key)
+        reward = flat_rows(next_tensordict.get(keys.RAW_REWARD, learned), rows).sum(1)
         done = any_true(next_tensordict, parent.done_keys, rows)
         if self.success_key is None:
             success = done & (reward > 0)
@@ -294,7 +280,8 @@ class AdviceTransform(Transform):
         if self._armed and self.value_key is not None:
             values = scalars(entry(tensordict, self.value_key), rows, self.value_key)
             # The critic's values are of the reward that it learns from.
-            td_errors = self._rows.td_errors(values, learned, self.discount)
+            paid = flat_rows(learned, rows).sum(1)
+            td_errors = self._rows.td_errors(values, paid, self.discount)
         stepped = ~self._rows.ended  # the others had ended before
         self._rows.ended |= done
         signals = StepSignals(
@@ -309,10 +296,6 @@ class AdviceTransform(Transform):
         actions = action_indices(tensordict, parent.action_key, self._n_actions, self._anchors)
         self._advise(next_tensordict, running, signals, actions)
         return next_tensordict
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: advice is about a live environment, not about stored data."""
-        raise NotImplementedError("Put AdviceTransform on the environment, not the replay buffer.")
 
     # ---- one vector step ----
 
@@ -329,11 +312,10 @@ class AdviceTransform(Transform):
         """
         preferred = self._rows.preferred()
         self._rows.clear(rows if actions is None else slice(None))
-        observations = {key: row_values(tensordict, key) for key in self.in_keys}
-        latents = None if self.latent_key is None else row_values(tensordict, self.latent_key)
+        observations = observations_of(tensordict, self.in_keys)
         queries = []
         for row in rows:
-            observation = {key: values[row] for key, values in observations.items()}
+            observation = observations[row]
             action = None if actions is None else actions[row]
             self.describer.observe(row, observation, action, reset=actions is None)
             key = self._key("cache_key", row, observation)
@@ -355,7 +337,6 @@ class AdviceTransform(Transform):
                     partial(self._request, row, observation, key),
                     row,
                     self._key("abstract_state", row, observation) if self.abstract_states else None,
-                    None if latents is None else latents[row].reshape(-1),
                     action if no_op else None,
                     planned,
                 )
@@ -368,10 +349,7 @@ class AdviceTransform(Transform):
         if self._armed:
             self._rows.untold_resets[:] = False
         for key in self.out_keys:
-            values = self._rows.entries[key]
-            # Collectors keep what they are given by reference: each step needs its own copy.
-            tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
-            tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+            put_rows(tensordict, key, self._rows.entries[key])
 
     def _planned(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, changed: bool
@@ -379,11 +357,9 @@ class AdviceTransform(Transform):
         plan, things = self._rows.plans[row], ()
         if hasattr(self.describer, "things"):
             things = self.describer.things(row, observation)
-        if action is not None:
-            return plan.step(action, changed=changed, things=things)
-        plan.reset()
-        plan.see(things)
-        return None
+        if action is None:
+            return plan.reset(things)
+        return plan.step(action, changed=changed, things=things)
 
     def _key(self, method: str, row: int, observation: Mapping[str, Any]) -> str:
         key = getattr(self.describer, method)(row, observation)
@@ -411,36 +387,17 @@ class AdviceTransform(Transform):
         return request
 
 
-def _flatten(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):
-        for part in transform.transforms:
-            yield from _flatten(part)
-    else:
-        yield transform
-
-
 class _Rows:
     """Advice for the observation of each row, and the state of its episode."""
 
     def __init__(
-        self, rows: int, n_actions: int, horizon: int, subgoals: tuple[str, ...], *, valid: bool
+        self, rows: int, specs: Mapping[str, TensorSpec], subgoals: tuple[str, ...]
     ) -> None:
         # What is written, [rows, ...] each.
-        self.entries = {
-            keys.PRIOR_LOGITS: np.zeros((rows, n_actions), dtype=np.float32),
-            keys.CONFIDENCE: np.zeros((rows, 1), dtype=np.float32),
-            keys.MASK: np.zeros((rows, 1), dtype=bool),
-            keys.ADVICE_ID: np.zeros((rows, 1), dtype=np.int64),
-            keys.FALLBACK: np.zeros((rows, 1), dtype=bool),
-        }
-        if horizon:
-            self.entries[keys.PLAN] = np.full((rows, horizon), -1, dtype=np.int64)
-        if valid:
-            self.entries[keys.ACTION_MASK] = np.ones((rows, n_actions), dtype=bool)
+        self.entries = {key: spec.zero().numpy() for key, spec in specs.items()}
+        self.clear(slice(None))
         self.subgoals = subgoals
-        if subgoals:
-            self.entries[keys.SUBGOAL] = np.zeros((rows, len(subgoals)), dtype=np.float32)
-        self.plans = [PlanFollower() for _ in range(rows if horizon else 0)]
+        self.plans = [PlanFollower() for _ in range(rows if keys.PLAN in specs else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.data.tensor_specs import Binary, Bounded, Composite, Unbounded
+from torchrl.data.tensor_specs import Binary, Bounded, TensorSpec, Unbounded
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Describer
-from lore_torchrl.sandbox import ProgramSet, UsedProgram, stable_number
+from lore_torchrl.sandbox import UsedProgram, stable_number
 from lore_torchrl.sandbox.sandbox import LARGEST
 from lore_torchrl.transforms.program import ProgramTransform
+from lore_torchrl.transforms.rows import put_rows
 
 
 class ProgramFeatures(ProgramTransform):
@@ -32,31 +34,16 @@ class ProgramFeatures(ProgramTransform):
     Keyword Args:
         gamma: Discount of the returns that features are scored by. Default: ``1 - 1/333``.
         learning: As there. Default: ``True``.
-
-    Raises:
-        ValueError: If the programs are of another kind, or as there.
     """
 
-    def __init__(
-        self,
-        programs: ProgramSet,
-        describer: Describer,
-        *,
-        gamma: float = 1.0 - 1.0 / 333.0,
-        learning: bool = True,
-    ) -> None:
-        if programs.kind != "features":
-            raise ValueError(f"ProgramFeatures needs programs of features, got {programs.kind}.")
-        super().__init__(programs, describer, keys.FEATURE_KEYS, gamma=gamma, learning=learning)
+    kind = "features"
+    writes = keys.FEATURE_KEYS
 
     def _begin(self, rows: int) -> None:
         super()._begin(rows)
         self._features = np.zeros((rows, self.programs.columns), dtype=np.float32)
         self._mask = np.zeros((rows, 1), dtype=bool)
         self._code_id = np.zeros((rows, 1), dtype=np.int64)
-
-    def _candidates(self) -> list[UsedProgram]:
-        return self.programs.active()
 
     def _write(
         self,
@@ -74,17 +61,12 @@ class ProgramFeatures(ProgramTransform):
         for key, values in zip(
             self.out_keys, (self._features, self._mask, self._code_id), strict=True
         ):
-            # Collectors keep what they are given by reference: each step needs its own copy.
-            tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
-            tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
+            put_rows(tensordict, key, values)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the three entries."""
-        batch, device = observation_spec.shape, observation_spec.device
-        size, one = (*batch, self.programs.columns), {"shape": (*batch, 1), "device": device}
-        observation_spec[keys.FEATURES] = Bounded(
-            -LARGEST, LARGEST, shape=size, dtype=torch.float32, device=device
-        )
-        observation_spec[keys.FEATURES_MASK] = Binary(n=1, dtype=torch.bool, **one)
-        observation_spec[keys.CODE_ID] = Unbounded(dtype=torch.int64, **one)
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        size, one = (*batch, self.programs.columns), (*batch, 1)
+        return {
+            keys.FEATURES: Bounded(-LARGEST, LARGEST, size, dtype=torch.float32),
+            keys.FEATURES_MASK: Binary(shape=one, dtype=torch.bool),
+            keys.CODE_ID: Unbounded(one, dtype=torch.int64),
+        }

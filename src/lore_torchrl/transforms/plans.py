@@ -22,9 +22,9 @@ class PlanFollower:
         self._advice: Advice | None = None
         self._seen: set[str] = set()
 
-    def reset(self) -> None:
-        """Begin an episode: neither plan nor anything seen."""
-        self.__init__()
+    def reset(self, things: Iterable[str]) -> None:
+        """Begin an episode without a plan; ``things`` are what its first observation shows."""
+        self._advice, self._seen = None, set(things)
 
     def step(self, action: int, *, changed: bool, things: Iterable[str]) -> Advice | None:
         """Return what the plan says after ``action``, or ``None`` where it has ended.
@@ -49,7 +49,3 @@ class PlanFollower:
     def follow(self, advice: Advice | None) -> None:
         """Take the plan of the advice that the row got; without one there is nothing to follow."""
         self._advice = advice if advice is not None and advice.plan else None
-
-    def see(self, things: Iterable[str]) -> None:
-        """Take note of what the first observation of an episode shows."""
-        self._seen.update(things)

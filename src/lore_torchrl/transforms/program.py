@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from tensordict import TensorDictBase
-from torchrl.envs.transforms import Transform
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
 from lore_torchrl.sandbox import ProgramSet, UsedProgram, discounted_returns
+from lore_torchrl.sandbox.program import Kind
 from lore_torchrl.transforms.rows import (
+    RowTransform,
     action_indices,
     anchors_of,
     any_true,
     entry,
     flat_rows,
-    row_values,
+    observations_of,
 )
 
 
-class ProgramTransform(Transform):
+class ProgramTransform(RowTransform):
     """Follows the episodes of a batch and runs programs on each new observation.
 
     Which programs run in an episode is settled at its reset: those that are not retired, and
@@ -32,41 +34,44 @@ class ProgramTransform(Transform):
         programs: The programs.
         describer: Gives :meth:`program_view`, what a program sees. It must be this transform's
             own, since it remembers what the rows have seen.
-        out_keys: What is written.
 
     Keyword Args:
-        gamma: Discount of the learner, from 0 to 1.
+        gamma: Discount of the learner, from 0 to 1. Default: ``1 - 1/333``.
         learning: Whether the bandits choose and learn, as in training; ``False`` runs all
             programs that are not retired. Default: ``True``.
 
     Raises:
-        ValueError: If the describer has no ``program_view``, or ``gamma`` is out of range.
+        ValueError: If the programs are not of this :attr:`kind`, or the describer has no
+            ``program_view``.
     """
+
+    #: Kind of its programs, and what is written.
+    kind: ClassVar[Kind]
+    writes: ClassVar[Sequence[str]]
 
     def __init__(
         self,
         programs: ProgramSet,
         describer: Describer,
-        out_keys: Sequence[str],
         *,
-        gamma: float,
+        gamma: float = 1.0 - 1.0 / 333.0,
         learning: bool = True,
     ) -> None:
+        if programs.kind != self.kind:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs programs of {self.kind}, got {programs.kind}.")
         if not hasattr(describer, "program_view"):
             raise ValueError(
                 f"{type(describer).__name__} has no program_view(): give it one, which returns "
                 "what a program sees as plain Python data, or switch programs off."
             )
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
-        super().__init__(in_keys=list(describer.in_keys), out_keys=list(out_keys))
+        super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
         self.programs, self.describer = programs, describer
         self.gamma, self.learning = gamma, learning
         self._anchors = anchors_of(describer)
         self._begin(0)
 
     def _begin(self, rows: int) -> None:
-        """Start with so many rows, none of which has been reset."""
         self._ended = np.ones(rows, dtype=bool)
         # Of each row's episode: the bandits' blocks, the programs that run, what they computed,
         # and the raw rewards.
@@ -75,15 +80,9 @@ class ProgramTransform(Transform):
         self._values: list[dict[UsedProgram, list[np.ndarray]]] = [{} for _ in range(rows)]
         self._rewards: list[list[float]] = [[] for _ in range(rows)]
 
-    def clone(self) -> ProgramTransform:
-        """Return a copy without environment that shares the programs but no rows."""
-        clone = super().clone()
-        clone._begin(0)
-        return clone
-
-    @abstractmethod
     def _candidates(self) -> list[UsedProgram]:
         """Return the programs of an episode which begins, before the bandits leave some out."""
+        return self.programs.active()
 
     @abstractmethod
     def _write(
@@ -129,8 +128,8 @@ class ProgramTransform(Transform):
         )
         stepped = ~self._ended
         # Before it is shaped.
-        raw = next_tensordict.get(keys.RAW_REWARD, None)
-        raw = entry(next_tensordict, self.parent.reward_key) if raw is None else raw
+        shaped = entry(next_tensordict, self.parent.reward_key)
+        raw = next_tensordict.get(keys.RAW_REWARD, shaped)
         rewards = flat_rows(raw, rows).sum(1).tolist()
         found = self._compute(next_tensordict, stepped, actions)
         self._write(next_tensordict, found, tensordict)
@@ -146,10 +145,10 @@ class ProgramTransform(Transform):
         self, tensordict: TensorDictBase, where: np.ndarray, actions: list[int] | None
     ) -> dict[int, dict[UsedProgram, np.ndarray]]:
         """Run each row's programs on its observation; ``actions`` are ``None`` at a reset."""
-        observations = {key: row_values(tensordict, key) for key in self.in_keys}
+        observations = observations_of(tensordict, self.in_keys)
         found = {}
         for row in np.flatnonzero(where).tolist():
-            observation = {key: values[row] for key, values in observations.items()}
+            observation = observations[row]
             action = None if actions is None else actions[row]
             self.describer.observe(row, observation, action, reset=actions is None)
             running = [used for used in self._running[row] if used.retired is None]
@@ -175,7 +174,3 @@ class ProgramTransform(Transform):
                 used.observe(np.stack(told), returns)
         for used, block in self._blocks[row].items():
             self.programs.observe(used, block, float(rewards.sum()))
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: programs follow a live environment, not stored data."""
-        raise NotImplementedError("Put it on the environment, not on the replay buffer.")

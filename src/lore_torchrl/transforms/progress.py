@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.data.tensor_specs import Composite, Unbounded
+from torchrl.data.tensor_specs import TensorSpec, Unbounded
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
@@ -43,10 +45,10 @@ class ProgressShaping(ProgramTransform):
         gamma: :math:`\gamma`, the learner's discount. Default: ``1 - 1/333``.
         episode_budget: Most absolute shaping of an episode, above 0. Default: ``4.0``.
         learning: As there. Default: ``True``.
-
-    Raises:
-        ValueError: If the programs are of another kind, the budget is not positive, or as there.
     """
+
+    kind = "progress"
+    writes = (keys.RAW_REWARD,)
 
     def __init__(
         self,
@@ -57,13 +59,9 @@ class ProgressShaping(ProgramTransform):
         episode_budget: float = 4.0,
         learning: bool = True,
     ) -> None:
-        if programs.kind != "progress":
-            raise ValueError(f"ProgressShaping needs programs of progress, got {programs.kind}.")
-        if not episode_budget > 0:
-            raise ValueError(f"episode_budget must be above 0, got {episode_budget}.")
         self.episode_budget = episode_budget
         self.episodes, self.paid = 0, 0.0
-        super().__init__(programs, describer, [keys.RAW_REWARD], gamma=gamma, learning=learning)
+        super().__init__(programs, describer, gamma=gamma, learning=learning)
 
     def _begin(self, rows: int) -> None:
         super()._begin(rows)
@@ -118,10 +116,5 @@ class ProgressShaping(ProgramTransform):
         """Return the programs' counts, and the mean absolute shaping of an episode."""
         return {**self.programs.stats(), "shaping_paid": self.paid / max(1, self.episodes)}
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the raw reward, which a reset has too."""
-        shape, device = (*observation_spec.shape, 1), observation_spec.device
-        observation_spec[keys.RAW_REWARD] = Unbounded(
-            shape=shape, dtype=torch.float32, device=device
-        )
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        return {keys.RAW_REWARD: Unbounded((*batch, 1), dtype=torch.float32)}

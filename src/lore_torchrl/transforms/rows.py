@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,36 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
+from torchrl.data.tensor_specs import Composite, TensorSpec
+from torchrl.envs.transforms import Transform
+
+
+class RowTransform(Transform):
+    """Base of the transforms that follow each row of a batch of live environments."""
+
+    def _begin(self, rows: int) -> None:
+        """Start with so many rows, none of which has been reset."""
+
+    @abstractmethod
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        """Return the spec of each entry, ``[*B, ...]``."""
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Declare the entries."""
+        specs = self._specs(observation_spec.shape)
+        observation_spec.update({k: s.to(observation_spec.device) for k, s in specs.items()})
+        return observation_spec
+
+    def clone(self) -> RowTransform:
+        """Return a copy without environment that shares what it is made of, but no rows."""
+        clone = super().clone()
+        clone._begin(0)
+        return clone
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Refuse: it follows a live environment, not stored data."""
+        name = type(self).__name__
+        raise NotImplementedError(f"Put {name} on the environment, not on the replay buffer.")
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> Any:
@@ -37,6 +68,22 @@ def row_values(tensordict: TensorDictBase, key: NestedKey) -> Sequence[Any]:
     if len(texts) != rows:
         raise ValueError(f"{key!r} holds {len(texts)} texts for {rows} rows.")
     return texts
+
+
+def observations_of(
+    tensordict: TensorDictBase, in_keys: Sequence[NestedKey]
+) -> list[dict[NestedKey, Any]]:
+    """Return what each row observes, by key."""
+    columns = {key: row_values(tensordict, key) for key in in_keys}
+    rows = range(tensordict.numel())
+    return [{key: values[row] for key, values in columns.items()} for row in rows]
+
+
+def put_rows(tensordict: TensorDictBase, key: NestedKey, values: np.ndarray) -> None:
+    """Write an array ``[rows, ...]`` as an entry."""
+    # Collectors keep what they are given by reference: each step needs its own copy.
+    tensor = torch.from_numpy(values.copy()).view(*tensordict.batch_size, -1)
+    tensordict.set(key, tensor.to(tensordict.device) if tensordict.device else tensor)
 
 
 def flat_rows(value: torch.Tensor, rows: int) -> np.ndarray:

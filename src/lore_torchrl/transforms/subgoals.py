@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.tensor_specs import Bounded, Composite, Unbounded
-from torchrl.envs.transforms import Transform
+from torchrl.data.tensor_specs import Bounded, TensorSpec, Unbounded
 from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
-from lore_torchrl.transforms.rows import row_values
+from lore_torchrl.transforms.rows import RowTransform, observations_of
 
 
-class SubgoalBonus(Transform):
+class SubgoalBonus(RowTransform):
     r"""Adds a bonus to the reward where a row reaches its subgoal, once an episode and subgoal.
 
     A row's subgoal :math:`g` is the latest that advice has named in this episode, as long as it is
@@ -47,7 +45,6 @@ class SubgoalBonus(Transform):
 
     Raises:
         TypeError: If the describer has no ``subgoals`` or no ``reached()``.
-        ValueError: If a number is negative or not finite.
     """
 
     follows_advice = True
@@ -60,9 +57,6 @@ class SubgoalBonus(Transform):
         self, describer: Describer, *, scale: float = 0.1, episode_budget: float = 0.5
     ) -> None:
         self.names = subgoals_of(describer)
-        for name, value in {"scale": scale, "episode_budget": episode_budget}.items():
-            if not 0.0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {value}.")
         super().__init__(
             in_keys=list(describer.in_keys), out_keys=[keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD]
         )
@@ -74,16 +68,10 @@ class SubgoalBonus(Transform):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._done = self._current = self._spent = torch.zeros(0)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare the entries."""
-        batch, device = observation_spec.shape, observation_spec.device
-        true = {"shape": (*batch, len(self.names)), "dtype": torch.float32, "device": device}
-        observation_spec[keys.SUBGOAL] = Bounded(0.0, 1.0, **true)
-        observation_spec[keys.REACHED] = Bounded(0.0, 1.0, **true)
-        observation_spec[keys.RAW_REWARD] = Unbounded(
-            shape=(*batch, 1), dtype=torch.float32, device=device
-        )
-        return observation_spec
+    def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
+        true = Bounded(0.0, 1.0, (*batch, len(self.names)), dtype=torch.float32)
+        reward = Unbounded((*batch, 1), dtype=torch.float32)
+        return {keys.SUBGOAL: true, keys.REACHED: true.clone(), keys.RAW_REWARD: reward}
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
@@ -129,17 +117,10 @@ class SubgoalBonus(Transform):
 
     def _reached(self, tensordict: TensorDictBase) -> Tensor:
         """Return which subgoals are true of each row's observation, ``[*B, G]``."""
-        columns = {key: row_values(tensordict, key) for key in self.in_keys}
-        found = [
-            self.describer.reached(row, {key: values[row] for key, values in columns.items()})
-            for row in range(tensordict.numel())
-        ]
+        seen = enumerate(observations_of(tensordict, self.in_keys))
+        found = [self.describer.reached(row, observation) for row, observation in seen]
         rows = [[float(name in one) for name in self.names] for one in found]
         return torch.tensor(rows, device=tensordict.device).view(*tensordict.batch_size, -1)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Refuse: a bonus belongs to an episode under way, not to stored data."""
-        raise NotImplementedError("Put SubgoalBonus on the environment, not the replay buffer.")
 
     def stats(self) -> dict[str, float]:
         """Return for the log how often subgoals were reached, and the mean bonus of a step."""

@@ -1,4 +1,4 @@
-"""Parts of the call policy: pauses, and triggers that make a row due."""
+"""Triggers of the call policy, which make a row due, and its pauses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,40 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+
+@dataclass(slots=True)
+class StepSignals:
+    """What one vector step tells the call policy, one entry per row.
+
+    ``scores`` are acquisition scores: the weight that advice would have, 0 to 1; a row whose
+    score is not finite is not asked about. ``rewards`` are ``None`` at a reset, where no row
+    moved. ``steps`` counts the environment steps that passed, by default the rewards. A
+    ``ValueError`` tells of entries that disagree on the number of rows. ``situations`` are the keys
+    that the rows entered, ``None`` for a row that did not move: the service fills them in.
+    """
+
+    scores: Sequence[float]
+    resets: Sequence[bool] | None = None
+    rewards: Sequence[float] | None = None
+    successes: Sequence[bool] | None = None
+    td_errors: Sequence[float | None] | None = None
+    steps: int | None = None
+    situations: Sequence[str | None] | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.scores)
+        for name in ("resets", "rewards", "successes", "td_errors", "situations"):
+            values = getattr(self, name)
+            if values is not None and len(values) != rows:
+                raise ValueError(f"{name} has {len(values)} rows, scores has {rows}.")
+        if self.steps is None:
+            self.steps = 0 if self.rewards is None else rows
+        self.resets = [False] * rows if self.resets is None else self.resets
+        self.situations = [None] * rows if self.situations is None else self.situations
+        self.td_errors = [None] * rows if self.td_errors is None else self.td_errors
 
 
 class _Part:
@@ -39,6 +72,7 @@ class _Pause(_Part):
         self.left = max(0, self.left - steps)
 
 
+@dataclass(eq=False)
 class OutageBackoff(_Pause):
     """Exponential back-off during an outage; one call probes the advisor after each pause.
 
@@ -46,25 +80,18 @@ class OutageBackoff(_Pause):
     outage at once, any other one, such as an unreadable answer, at the third in a row. The
     n-th pause lasts base_steps · 2^(n-1) environment steps of all rows, at most
     ``max_steps``, or ``max_free_steps`` if the failed call was refunded. Usable advice ends
-    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted. Raises a
-    ``ValueError`` unless 1 <= base_steps <= max_free_steps <= max_steps.
+    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted.
     """
+
+    base_steps: int = 32
+    max_free_steps: int = 128
+    max_steps: int = 4096
 
     # Unreadable answers in a row that begin an outage.
     _UNREADABLE = 3
     _saved = ("out", "left", "_next", "_before", "_unreadable")
 
-    def __init__(
-        self, base_steps: int = 32, max_free_steps: int = 128, max_steps: int = 4096
-    ) -> None:
-        if not 1 <= base_steps <= max_free_steps <= max_steps:
-            raise ValueError(
-                f"Pauses must grow from 1 on, got base_steps={base_steps}, "
-                f"max_free_steps={max_free_steps}, max_steps={max_steps}."
-            )
-        self.base_steps = base_steps
-        self.max_free_steps = max_free_steps
-        self.max_steps = max_steps
+    def __post_init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
@@ -114,23 +141,17 @@ class OutageBackoff(_Pause):
         self._next = min(2 * self._next, self.max_steps)
 
 
+@dataclass(eq=False)
 class Cooldown(_Pause):
     """A pause of ``steps`` after each call, and of ``steps_after_success`` after a success.
 
-    Both count environment steps of all rows together and are 0 by default; a ``ValueError``
-    tells of negative ones.
+    Both count environment steps of all rows together and are 0 by default.
     """
 
-    _saved = ("left",)
+    steps: int = 0
+    steps_after_success: int = 0
 
-    def __init__(self, steps: int = 0, steps_after_success: int = 0) -> None:
-        if min(steps, steps_after_success) < 0:
-            raise ValueError(
-                f"Cooldown needs steps of at least 0, got steps={steps}, "
-                f"steps_after_success={steps_after_success}."
-            )
-        self.steps = steps
-        self.steps_after_success = steps_after_success
+    _saved = ("left",)
 
     def start(self) -> None:
         """Start the pause after a call."""
@@ -146,32 +167,28 @@ class MacroBoundaries(_Part):
 
     A boundary stays due until the row is served. ``after_reset`` says whether a reset is one
     (by default), ``no_reward_steps`` after how many steps of one row without a reward above 0
-    there is one; ``None``, the default, for never. Raises a ``ValueError`` if that is below 1,
-    or no boundary could ever occur.
+    there is one; ``None``, the default, for never.
     """
 
+    name = "boundaries"
     _saved = ("_fresh", "_dry")
 
     def __init__(self, after_reset: bool = True, no_reward_steps: int | None = None) -> None:
-        if no_reward_steps is not None and no_reward_steps < 1:
-            raise ValueError(f"no_reward_steps must be at least 1 or None, got {no_reward_steps}.")
-        if not after_reset and no_reward_steps is None:
-            raise ValueError("MacroBoundaries without after_reset and steps would never ask.")
         self.after_reset = after_reset
         self.no_reward_steps = no_reward_steps
         self._fresh: list[bool] = []
         self._dry: list[int] = []
 
-    def update(self, *, resets: Sequence[bool], rewards: Sequence[float] | None) -> None:
-        """Record one step of all rows; ``rewards`` is ``None`` where no row made one."""
-        self._fresh = _sized(self._fresh, len(resets), False)
-        self._dry = _sized(self._dry, len(resets), 0)
-        for row, reset in enumerate(resets):
+    def update(self, signals: StepSignals) -> None:
+        """Record one step of all rows."""
+        self._fresh = _sized(self._fresh, len(signals.resets), False)
+        self._dry = _sized(self._dry, len(signals.resets), 0)
+        for row, reset in enumerate(signals.resets):
             if reset:
                 self._fresh[row] = self.after_reset
                 self._dry[row] = 0
-            elif rewards is not None:
-                self._dry[row] = 0 if rewards[row] > 0 else self._dry[row] + 1
+            elif signals.rewards is not None:
+                self._dry[row] = 0 if signals.rewards[row] > 0 else self._dry[row] + 1
 
     def due(self, row: int) -> bool:
         """Whether ``row`` waits for advice."""
@@ -188,22 +205,21 @@ class Novelty(_Part):
     """Trigger on rarely visited situations: while 1/√n at the n-th visit is above a threshold.
 
     With 0.5 these are the first three visits. The 100,000 most recently visited situations are
-    remembered. Raises a ``ValueError`` if ``threshold`` is not in ``[0, 1)``.
+    remembered. The ``threshold`` lies in ``[0, 1)``.
     """
 
+    name = "novelty"
     max_keys = 100_000
 
     def __init__(self, threshold: float) -> None:
-        if not 0.0 <= threshold < 1.0:
-            raise ValueError(f"Novelty needs a threshold in [0, 1), got {threshold}.")
         self.threshold = threshold
         self._visits: OrderedDict[str, int] = OrderedDict()
         self._due: list[bool] = []
 
-    def update(self, situations: Sequence[str | None]) -> None:
-        """Count a visit to the situation that each row has entered, ``None`` for none."""
-        self._due = _sized(self._due, len(situations), False)
-        for row, key in enumerate(situations):
+    def update(self, signals: StepSignals) -> None:
+        """Count a visit to the situation that each row has entered."""
+        self._due = _sized(self._due, len(signals.situations), False)
+        for row, key in enumerate(signals.situations):
             if key is None:
                 continue
             visits = self._visits.pop(key, 0) + 1
@@ -237,26 +253,24 @@ class TDErrorSpike(_Part):
     z = (|td| - mean) / std, with moving averages over all rows, in which the past weighs
     0.99; the first 100 values are only averaged. A row becomes due at z >= ``high`` (3 by
     default) and stays so, also after a call, until z <= ``low`` (1) or its episode ends.
-    Raises a ``ValueError`` if not ``low < high``, both finite.
     """
 
+    name = "td_spike"
     decay, warmup = 0.99, 100
     _saved = ("_count", "_mean", "_variance", "_on")
 
     def __init__(self, high: float = 3.0, low: float = 1.0) -> None:
-        if not (math.isfinite(high) and math.isfinite(low) and low < high):
-            raise ValueError(f"TDErrorSpike needs finite low < high, got low={low}, high={high}.")
         self.high = high
         self.low = low
         self._count = 0
         self._mean = self._variance = 0.0
         self._on: list[bool] = []
 
-    def update(self, td_errors: Sequence[float | None], *, resets: Sequence[bool]) -> None:
+    def update(self, signals: StepSignals) -> None:
         """Record one step of all rows; without a finite error a row stays as it is."""
-        self._on = _sized(self._on, len(td_errors), False)
-        for row, (value, reset) in enumerate(zip(td_errors, resets, strict=True)):
-            if reset:
+        self._on = _sized(self._on, len(signals.td_errors), False)
+        for row, value in enumerate(signals.td_errors):
+            if signals.resets[row]:
                 self._on[row] = False
             if value is None or not math.isfinite(value):
                 continue
@@ -284,3 +298,6 @@ class TDErrorSpike(_Part):
 def _sized(values: list[Any], rows: int, start: Any) -> list[Any]:
     """Forget all rows where there is another number of environments than before."""
     return values if len(values) == rows else [start] * rows
+
+
+Trigger = MacroBoundaries | Novelty | TDErrorSpike
