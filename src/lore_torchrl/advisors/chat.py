@@ -46,11 +46,11 @@ _LONGEST_RAW = 1 << 16
 class ChatAdvisor:
     """Ask a chat server, in the best way that it offers, for a preference over actions.
 
-    Four modes, documented at their classes in :mod:`lore_torchrl.advisors.modes`:
-    ``decisions``, ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the
-    first question and stays with the first that is answered in the form asked for, since
-    some servers take fields that they do not know and ignore them. What was chosen is
-    logged, and :attr:`chosen_mode` names it. A server that cannot be reached decides nothing.
+    Three modes, documented at their classes in :mod:`lore_torchrl.advisors.modes`:
+    ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the first question
+    and stays with the first that is answered in the form asked for, since some servers take
+    fields that they do not know and ignore them. What was chosen is logged, and
+    :attr:`chosen_mode` names it. A server that cannot be reached decides nothing.
     Where no mode works, later questions are asked in ``json``, and all modes are tried again
     after 8 questions, then 16, up to 512, or as soon as one is answered.
 
@@ -65,7 +65,7 @@ class ChatAdvisor:
         api_key_env: Environment variable that holds the key. Default: ``"OPENAI_API_KEY"``.
         server: ``"openai"``, ``"vllm"``, ``"llamacpp"`` or ``"ollama"``: whose dialect to
             speak. Any other server is best addressed as ``"vllm"``. Default: ``"openai"``.
-        mode: ``"auto"`` or one of the four ways. Default: ``"auto"``.
+        mode: ``"auto"`` or one of the three modes. Default: ``"auto"``.
         prompt: Name or path of the prompt; see
             :class:`~lore_torchrl.advisors.prompt.PromptTemplate`. Default: ``"default"``.
         temperature: Sampling temperature; ``None`` for the server's own, and 1 for votes.
@@ -292,8 +292,7 @@ class ChatAdvisor:
         usage = data.get("usage")
         if not isinstance(usage, Mapping):
             return Usage()
-        read = _tokens(usage, "prompt_tokens", "input_tokens")
-        written = _tokens(usage, "completion_tokens", "output_tokens")
+        read, written = (_tokens(usage.get(f"{what}_tokens")) for what in ("prompt", "completion"))
         cost = (read * self.prompt_price + written * self.completion_price) / 1e6
         return Usage(read, written, cost)
 
@@ -321,13 +320,9 @@ class _Meter:
         return data
 
 
-def _tokens(usage: Mapping[str, Any], *names: str) -> int:
+def _tokens(count: object) -> int:
     # A wrong count must not cost the answer; what is no count is none.
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40:
-            return value
-    return 0
+    return count if type(count) is int and 0 <= count < 1 << 40 else 0
 
 
 def _reasons(failed: Mapping[str, AdviceError]) -> str:

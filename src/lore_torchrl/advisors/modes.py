@@ -7,7 +7,7 @@ import base64
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.parsing import (
     LABELS,
-    advice_of,
-    confidence_of,
     logits_of,
     member,
     number,
@@ -33,10 +31,8 @@ from lore_torchrl.advisors.redaction import shown
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-# Statuses by which a server says that it does not know, or not allow, what it was asked.
-UNSUPPORTED = frozenset((400, 404, 405, 415, 422, 501))
-# Those among them that speak of a field, not of the path.
-_UNSUPPORTED_FIELD = frozenset((400, 422, 501))
+# Statuses by which a server says that it does not know, or not allow, a field.
+UNSUPPORTED = frozenset((400, 422, 501))
 # Added to the letters' logits, the same for all, which leaves other tokens no probability.
 _BIAS = 100.0
 # Above 1 only by rounding, which in 16 bits is up to 0.4 %.
@@ -90,15 +86,11 @@ class Mode(ABC):
     def _body(self, request: AdviceRequest, max_tokens: int) -> dict[str, Any]:
         settings, prompt = self.settings, self.template.render(request)
         content: Any = prompt.user
-        if (image := self._image(request)) is not None:
+        if settings.send_image and request.image is not None:
+            image = f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
             picture = {"type": "image_url", "image_url": {"url": image}}
             content = [{"type": "text", "text": prompt.user}, picture]
         return prompt_body(settings, prompt.system, content, max_tokens)
-
-    def _image(self, request: AdviceRequest) -> str | None:
-        if not self.settings.send_image or request.image is None:
-            return None
-        return f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
 
 
 @dataclass
@@ -137,9 +129,8 @@ class Forms:
     plainest, which is the last.
     """
 
-    def __init__(self, *names: str, refusals: Container[int]) -> None:
+    def __init__(self, *names: str) -> None:
         self.names = list(names)
-        self.refusals = refusals
         self.proven = False
         self._schedule = ProbeSchedule()
 
@@ -151,7 +142,7 @@ class Forms:
             try:
                 answer = await send(name)
             except StatusError as error:
-                if error.status not in self.refusals:
+                if error.status not in UNSUPPORTED:
                     raise
                 refusal = error
                 continue
@@ -217,8 +208,7 @@ class JSONMode(Mode):
 
     def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
         super().__init__(settings, template)
-        names = ("json_schema", "json_object", "text")
-        self._formats = Forms(*names, refusals=_UNSUPPORTED_FIELD)
+        self._formats = Forms("json_schema", "json_object", "text")
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, once more for each format refused."""
@@ -253,7 +243,7 @@ class VoteMode(Mode):
     def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
         super().__init__(settings, template)
         names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
-        self._forms = Forms(*names, refusals=_UNSUPPORTED_FIELD)
+        self._forms = Forms(*names)
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask for all votes."""
@@ -299,67 +289,8 @@ class VoteMode(Mode):
         return Advice(logits, max(counts) / votes, raw=json.dumps(texts))
 
 
-class DecisionsMode(Mode):
-    """A typed question, answered with the probability of each option and without text.
-
-    Two forms of the same idea, tried in turn until one is served:
-
-    - ``POST /v1/decisions``: ``input`` and a list of ``questions``, the answers a list with
-      ``probabilities`` as ``{"value", "probability"}`` (openai-python, SGLang).
-    - ``POST /v1/systemone``: ``state`` and named ``questions`` with ``criteria``, the
-      answers named too, with ``probabilities`` by option (llama.cpp, Ollama).
-
-    No answer of a decision model has been seen here: field names follow the published
-    references, and the reader takes either form from either path. The confidence is the
-    answer's own, else the largest probability.
-    """
-
-    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
-        super().__init__(settings, template)
-        paths = ["/decisions", "/systemone"]
-        if self.settings.server in ("llamacpp", "ollama"):
-            paths.reverse()
-        self._paths = Forms(*paths, refusals=UNSUPPORTED)
-
-    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
-        """Ask, at the second path where the first is not served."""
-
-        async def send(path: str) -> dict[str, Any]:
-            form = self._decisions_form if path == "/decisions" else self._systemone_form
-            return await post(path, {"model": self.settings.model, **form(request)})
-
-        return _read_decision(await self._paths.ask(send), request.actions)
-
-    def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
-        text = str(self.template.render(request))
-        content: Any = text
-        if (image := self._image(request)) is not None:
-            picture = {"type": "input_image", "image_url": image}
-            parts = [{"type": "input_text", "text": text}, picture]
-            content = [{"type": "message", "role": "user", "content": parts}]
-        choices = [{"value": action} for action in request.actions]
-        for choice, meaning in zip(choices, request.action_meanings, strict=False):
-            choice["description"] = meaning
-        ask = self.template.ask(request)
-        question = {"type": "choice", "name": "action", "instructions": ask, "choices": choices}
-        return {"input": content, "questions": [question]}
-
-    def _systemone_form(self, request: AdviceRequest) -> dict[str, Any]:
-        meanings = request.action_meanings or request.actions
-        criteria, ask = (
-            dict(zip(request.actions, meanings, strict=True)),
-            self.template.ask(request),
-        )
-        question = {"type": "choice", "instructions": ask, "criteria": criteria}
-        form = {"state": str(self.template.render(request)), "questions": {"action": question}}
-        if (image := self._image(request)) is not None:
-            form["images"] = [image]
-        return form
-
-
 # From what tells most about the model to what any server can do.
 MODES: dict[str, type] = {
-    "decisions": DecisionsMode,
     "logprobs": LogprobsMode,
     "json": JSONMode,
     "vote": VoteMode,
@@ -450,26 +381,3 @@ def _probability(token: dict[str, Any]) -> float:
     if not 0.0 <= value <= _LARGEST_PROBABILITY:
         raise MalformedError(f"A token's probability must lie in [0, 1], got {value:g}.")
     return value
-
-
-def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Advice:
-    answers = required(data, "answers", list, dict)
-    if not answers:
-        raise EmptyAnswerError("The server sent no answers.")
-    answer = next(iter(answers.values() if isinstance(answers, dict) else answers))
-    if member(answer, "type", str) == "refusal":
-        raise MalformedError("The model refused to answer.")
-    listed = required(answer, "probabilities", list, dict)
-    # Before any is read: a body may hold a megabyte of them.
-    if len(listed) > len(actions):
-        raise MalformedError(f"{len(listed)} probabilities for {len(actions)} actions.")
-    if isinstance(listed, list):
-        values = (member(each, "value", str, bool) for each in listed)
-        listed = {
-            str(value): each.get("probability") for value, each in zip(values, listed, strict=True)
-        }
-    if set(listed) != set(actions):
-        names = shown(", ".join(sorted(listed)), 60)
-        raise MalformedError(f"Probabilities of '{names}' where others were asked for.")
-    found = {action: number(listed[action], "probabilities") for action in actions}
-    return advice_of(logits_of(list(found.values())), confidence_of(answer), json.dumps(found))

@@ -14,7 +14,7 @@ from lore_torchrl.advisors.parsing import LABELS
 _FIELDS = frozenset(("situation", "options", "answer", "mission", "count"))
 _SEPARATOR = "\n---\n"
 # How the answer is asked for in each mode.
-_ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json", "decisions": "decision"}
+_ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json"}
 
 #: What may be asked for beside a preference; each has a file that says so.
 EXTRAS = ("plan", "valid_actions", "subgoal")
@@ -43,7 +43,7 @@ class PromptTemplate:
     Args:
         name: Name of a file that comes with the package, such as ``default``, or the path
             of one of your own, ending in ``.txt``.
-        mode: ``logprobs``, ``json``, ``vote`` or ``decisions``.
+        mode: ``logprobs``, ``json`` or ``vote``.
         ask_for: Which of :data:`EXTRAS` are asked for beside the preference. Default: none.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lore_torchrl.configs.setting import Settings, setting
 
-_MODES = ("auto", "decisions", "logprobs", "json", "vote")
+_MODES = ("auto", "logprobs", "json", "vote")
 _SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 
 
