@@ -93,52 +93,22 @@ class Mode(ABC):
         return prompt_body(settings, prompt.system, content, max_tokens)
 
 
-@dataclass
-class ProbeSchedule:
-    """Says which calls try everything, and which only one thing, after everything failed.
-
-    After a failed probe the next 8 calls try one thing, after the second 16, up to 512.
-    """
-
-    interval: int = 0
-    _left: int = 0
-
-    def due(self) -> bool:
-        """Return whether this call is a probe; asked once a call."""
-        if self._left == 0:
-            return True
-        self._left -= 1
-        return False
-
-    def failed(self) -> None:
-        """Take note of a probe in which everything failed, once for those at the same time."""
-        if self._left == 0:
-            self.interval = min(max(8, 2 * self.interval), 512)
-            self._left = self.interval
-
-    def answered(self) -> None:
-        """Take note of an answer: the next call is a probe."""
-        self.interval = self._left = 0
-
-
 class Forms:
     """Forms of one request, tried in turn until the server takes one.
 
-    Forms before that one are not tried again. Where the server refuses all, later calls
-    try one, as a :class:`ProbeSchedule` says: the one that was taken before, else the
-    plainest, which is the last.
+    Forms before that one are not tried again. Where the server refuses all, later calls try
+    the plainest alone, which is the last, until it is taken.
     """
 
     def __init__(self, *names: str) -> None:
-        self.names = list(names)
-        self.proven = False
-        self._schedule = ProbeSchedule()
+        self.names = names
+        self.refused = False
 
     async def ask(self, send: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Return what the first form that is taken brings, or raise the last refusal."""
-        probe = self._schedule.due()
-        names = tuple(self.names) if probe else (self.names[0 if self.proven else -1],)
-        for name in names:
+        refused = self.refused
+        names = self.names[-1:] if refused else self.names
+        for index, name in enumerate(names):
             try:
                 answer = await send(name)
             except StatusError as error:
@@ -146,14 +116,12 @@ class Forms:
                     raise
                 refusal = error
                 continue
-            self._schedule.answered()
             # Only an answer proves that the refusals were about the form.
-            if probe and name in self.names:
-                del self.names[: self.names.index(name)]
-                self.proven = True
+            if not refused:
+                self.names = names[index:]
+            self.refused = False
             return answer
-        if probe:
-            self._schedule.failed()
+        self.refused = True
         raise refusal
 
 
@@ -263,14 +231,14 @@ class VoteMode(Mode):
                 return error
 
         choices: list[dict[str, Any]] = []
-        if not (self._forms.proven and self._forms.names == ["singly"]):
+        if self._forms.refused or self._forms.names != ("singly",):
             choices += _choices(await self._forms.ask(send), votes)
             if len(choices) == 1:
-                self._forms.names = ["singly"]
+                self._forms.names = ("singly",)
         singles = await asyncio.gather(*(single() for _ in range(votes - len(choices))))
         if not choices:
             # Where every single request fails, the next question tries one before the others.
-            self._forms.proven = not all(isinstance(one, AdviceError) for one in singles)
+            self._forms.refused = all(isinstance(one, AdviceError) for one in singles)
         errors = [one for one in singles if isinstance(one, AdviceError)]
         choices += [one for one in singles if not isinstance(one, AdviceError)]
         counts = [0] * len(request.actions)
