@@ -432,7 +432,7 @@ def test_bad_files_fail_at_construction(tmp_path):
         RecordedAdvisor(tmp_path / "a", missing="ask")
     with pytest.raises(FileExistsError, match="holds 1 answers"):
         RecordingAdvisor(Says(), tmp_path / "a", append=False)
-    with pytest.raises(ValueError, match="folder"):
+    with pytest.raises(IsADirectoryError):
         RecordingAdvisor(Says(), tmp_path)
     with pytest.raises(TypeError, match="advise"):
         RecordingAdvisor("nobody", tmp_path / "b")
@@ -680,7 +680,7 @@ def test_states_without_an_answer_are_counted_and_masked(tmp_path):
     path = state_lines(tmp_path / "states.jsonl", {"class": "wall", "logits": [3, -2]})
     absent, unknown = answers(RecordedAdvisor(path), state_request("gap"), state_request(None))
     assert isinstance(absent, NotRecordedError) and "'gap'" in str(absent)
-    assert isinstance(unknown, NotRecordedError) and "abstract_state()" in str(unknown)
+    assert isinstance(unknown, NotRecordedError) and "'abstract_state'" in str(unknown)
     with pytest.raises(FatalAdviceError, match="'gap'"):
         answers(RecordedAdvisor(path, missing="error"), state_request("gap"))
     other = state_lines(
@@ -746,7 +746,7 @@ def test_views_are_told_apart_by_direction(tmp_path):
     assert (east.logits, east.confidence) == ((0.0, 1.0), 0.5)
     assert (north.logits, north.confidence) == ((1.0, 0.0), 0.75)
     assert isinstance(other, NotRecordedError)
-    assert isinstance(ungiven, NotRecordedError) and "'view' and 'direction'" in str(ungiven)
+    assert isinstance(ungiven, NotRecordedError) and "'view'" in str(ungiven)
     with pytest.raises(FatalAdviceError, match="no answer to 'same'"):
         answers(RecordedAdvisor(path, missing="error"), view_request(views[1], 0))
 

@@ -78,13 +78,8 @@ _READ = {
     int: ("raised", "prompt_tokens", "completion_tokens"),
     int | float: ("cost",),
 }
-# Characters that are kept of an error's message, and of an answer's raw text.
-_LONGEST_MESSAGE = 1000
+# Characters that are kept of an answer's raw text.
 _LONGEST_RAW = 65_536
-_NEEDED = {
-    "abstract_state": "abstract_state(), which it does not have",
-    "view": "facts 'view' and 'direction', which it does not give",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +129,6 @@ class RecordingAdvisor(Wrapper):
                 f"The advisor's own answers are in {str(path)!r}, which can therefore not be "
                 "recorded to: give record= another path."
             )
-        if self.path.is_dir():
-            raise ValueError(f"A recording is a file, {str(self.path)!r} is a folder.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > 0:
             _check_recording(self.path)
@@ -276,7 +269,7 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
         "error_kind": safe_kind(error.kind) if error else None,
         "error_status": getattr(error, "status", None),
-        "error_message": clean(str(error), _LONGEST_MESSAGE) if error else None,
+        "error_message": clean(str(error)) if error else None,
         "raised": int(entry.raised),
         "latency_s": latency_s,
         "prompt_tokens": usage.prompt_tokens,
@@ -349,7 +342,7 @@ class RecordedAdvisor:
         in_turn = self._kind == "abstract_state"
         key = _view_key(request.facts) if self._kind == "view" else getattr(request, self._kind)
         if key is None:
-            return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
+            return self._not_recorded(f"the describer gives no {self._kind!r}, which it needs")
         name = key if in_turn else request.cache_key
         entries = self._answers.get(key)
         if entries is None:

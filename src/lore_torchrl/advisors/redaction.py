@@ -236,14 +236,13 @@ def _secrets(name: str, value: object, depth: int, seen: set[int]) -> Iterator[s
     # Pydantic and we wrap secrets so.
     if hasattr(value, "get_secret_value"):
         yield str(value.get_secret_value())
-    elif isinstance(value, (str, bytes)):
-        text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        names_it = name.lower().endswith("_env") and (text.isupper() or text in os.environ)
+    elif isinstance(value, str):
+        names_it = name.lower().endswith("_env") and (value.isupper() or value in os.environ)
         if _SECRET_NAME.search(name) and not names_it:
             # "Bearer <key>" hides the key as well as the whole.
-            yield from (text, *text.split())
+            yield from (value, *value.split())
         elif name.lower().endswith(("url", "uri", "proxy")):
-            yield from _in_address(text)
+            yield from _in_address(value)
     elif depth and id(value) not in seen:
         seen.add(id(value))
         for member, held in _members(value):
