@@ -29,6 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.LocalAdvisorConfig(max_tokens=1), "max_tokens=1"),
         (lambda: configs.LocalAdvisorConfig(max_sequences=0), "max_sequences=0"),
         (lambda: configs.ChatAdvisorConfig(mode="guess"), "mode='guess'"),
+        (
+            lambda: configs.ChatAdvisorConfig(mode="decisions"),
+            "mode='decisions' is impossible: choose",
+        ),
         (lambda: configs.ChatAdvisorConfig(server="gemini"), "server='gemini'"),
         (lambda: configs.ChatAdvisorConfig(votes=0), "votes=0"),
         (lambda: configs.ChatAdvisorConfig(deadline_s=0), "deadline_s=0"),

@@ -65,19 +65,3 @@ def top(*pairs, field="top_logprobs", value="logprob"):
     entries = [{"token": token, value: number} for token, number in pairs]
     position = {"token": "A", "logprob": -1.0, field: entries}
     return content("A", logprobs={"content": [position]})
-
-
-def decide(path, body):
-    usage = {"input_tokens": 20, "output_tokens": 0}
-    if path == "/v1/decisions":
-        values = [choice["value"] for choice in body["questions"][0]["choices"]]
-        rows = [{"value": value, "probability": 0.1} for value in values]
-        rows[-1]["probability"] = 0.8
-        answer = {"type": "choice", "name": "action", "choice": values[-1], "confidence": 0.7}
-        return 200, {"answers": [answer | {"probabilities": rows}], "usage": usage}
-    if path == "/v1/systemone":
-        names = list(body["questions"]["action"]["criteria"])
-        shares = dict.fromkeys(names, 0.1) | {names[-1]: 0.8}
-        answer = {"type": "choice", "choice": names[-1], "probabilities": shares}
-        return 200, {"answers": {"action": answer | {"confidence": 0.7}}, "usage": usage}
-    return 404, {}

@@ -180,17 +180,6 @@ def logprobs(value: Any, times: int = 1) -> Fault:
     )
 
 
-def decides(answers: Any) -> Fault:
-    """Answer ``/decisions`` so; 404 elsewhere."""
-
-    def fault(asked: Asked) -> Sent:
-        if asked.path.endswith("/decisions"):
-            return Sent(json.dumps({"answers": answers() if callable(answers) else answers}))
-        return Sent('{"error": {"message": "No route"}}', 404)
-
-    return fault
-
-
 def echoes(disguise: Callable[[str], str], status: int = 401) -> Fault:
     """Put the key, as part of a JSON string, into a message."""
     text = '{"error": {"message": "Wrong key: %s"}}'
@@ -298,9 +287,6 @@ _SHAPES = {
     "usage_huge": completes(usage={"prompt_tokens": 10**30, "completion_tokens": 1 << 39}),
     "usage_text": completes(usage={"prompt_tokens": "many", "completion_tokens": float("nan")}),
     "all_null": completes(choices=None, usage=None, object=None, error=None),
-    "decisions_zeros": decides(lists(0)),
-    "decisions_nan": decides([{"probabilities": {"left": float("nan")}}]),
-    "decisions_unknown": decides([{"probabilities": {f"n{i}": 1 for i in range(50_000)}}]),
 }
 
 # Bodies that are no completion, or hardly.

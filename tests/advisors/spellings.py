@@ -14,9 +14,8 @@ def _percent(text: str) -> str:
     return "".join(f"%{byte:02X}" for byte in text.encode())
 
 
-def _base64(text: str, *, url: bool = False) -> str:
-    encode = base64.urlsafe_b64encode if url else base64.b64encode
-    return encode(text.encode()).decode()
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 #: By name.
@@ -28,41 +27,22 @@ SPELLINGS = {
     "one letter escaped": KEY.replace("s", r"\u0073", 1),
     "every letter escaped": "".join(f"\\u{ord(char):04X}" for char in KEY),
     "escaped twice": json.dumps(json.dumps("".join(f"\\u{ord(char):04x}" for char in KEY))),
-    "as bytes": "".join(f"\\x{ord(char):02x}" for char in KEY),
-    "for HTML": "".join(f"&#{ord(char)};" for char in KEY),
     "for a URL": quote(KEY, safe=""),
     "every letter for a URL": _percent(KEY),
-    "for a URL twice": quote(_percent(KEY)),
     "on two lines": f"{KEY[:9]}\n  {KEY[9:]}",
     "on two lines, escaped": f"{KEY[:9]}\\r\\n{KEY[9:]}",
     "a line end at every place": "\n".join(KEY),
     "spaced": " ".join(KEY),
-    "zero width": "\u200b".join(KEY),
-    "zero width, escaped": f"{KEY[:5]}\\u200b\\ufeff{KEY[5:]}",
-    "NUL": f"{KEY[:5]}\0{KEY[5:]}",
-    "coloured": f"{KEY[:9]}\x1b[31m{KEY[9:]}",
-    "hex": KEY.encode().hex(),
-    "hex, upper case": KEY.encode().hex().upper(),
     "base64": _base64(KEY),
-    "base64 of two lines": f"{_base64(KEY)[:19]}\n{_base64(KEY)[19:]}",
-    "base64 for a URL": _base64(KEY, url=True),
-    **{f"base64 after {n} bytes": _base64("x" * n + KEY + "y") for n in (1, 2, 3)},
-    "base64 with bearer": _base64(f"Bearer {KEY}"),
-    "base64 of an account, for a URL": _base64(f"user:{KEY}", url=True),
 }
 
 
 def fragments() -> list[str]:
     """Texts, in lower case without white space, none of which a redacted text may hold."""
     plain = KEY.lower()
-    found = [plain[:12], plain[-12:], KEY.encode().hex()[8:32], KEY.replace("/", r"\/").lower()]
-    for url in (False, True):
-        for before in range(3):
-            # Well inside, where the neighbours do not matter.
-            found.append(_base64("x" * before + KEY, url=url)[8:24].lower())
-    found += [_percent(KEY)[9:36].lower(), "".join(f"&#{ord(c)};" for c in KEY[3:9])]
-    found += ["".join(f"{prefix}{ord(c):02x}" for c in KEY[3:9]) for prefix in (r"\u00", r"\x")]
-    return found
+    found = [plain[:12], plain[-12:], KEY.replace("/", r"\/").lower()]
+    found += [_base64(KEY)[8:24].lower(), _percent(KEY)[9:36].lower()]
+    return [*found, "".join(rf"\u00{ord(char):02x}" for char in KEY[3:9])]
 
 
 def hostile_replies() -> Iterator[tuple]:
@@ -101,8 +81,8 @@ def _saying(spelling: str, content: str) -> tuple[int, dict]:
 def leaks(text: str) -> list[str]:
     """The fragments of the key that a text holds, however it is broken into lines."""
     seen = "".join(char for char in text.lower() if char.isprintable() and not char.isspace())
-    for mark in (r"\u200b", r"\ufeff", r"\x00", r"\x1b[31m", r"\n", r"\r", "%25"):
-        seen = seen.replace(mark, "%" if mark == "%25" else "")
+    for mark in (r"\n", r"\r"):
+        seen = seen.replace(mark, "")
     while "\\\\" in seen:
         seen = seen.replace("\\\\", "\\")
     return [fragment for fragment in fragments() if fragment in seen]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import importlib
 import json
 import logging
@@ -11,7 +10,6 @@ import socket
 import sys
 import time
 import tracemalloc
-import zlib
 
 import pytest
 
@@ -112,7 +110,7 @@ def test_what_does_not_pass_ends_with_its_kind(mode, kind):
         ("error_200", "malformed"),
         ("bad_gzip", "malformed"),
         ("huge", "too_large"),
-        ("bomb", "too_large"),
+        ("bomb", "malformed"),
     ],
 )
 def test_what_no_retry_can_help_is_not_retried(mode, kind):
@@ -478,30 +476,19 @@ def body_error(encoding: str, *chunks: bytes, limit: int = 1000) -> str:
     return caught.value.kind
 
 
-def test_a_body_is_inflated_no_further_than_the_cap():
-    assert body_error("gzip", gzip.compress(b"0" * 10_000_000)) == "too_large"
+def test_a_body_is_read_no_further_than_the_cap():
+    assert body_error("", b"0" * 500, b"0" * 501) == "too_large"
     text = json.dumps({"a": "0" * 990})
     assert len(text) < 1000
-    packed = gzip.compress(text.encode())
-    assert body_of("gzip", *(bytes([byte]) for byte in packed)) == json.loads(text)
-
-
-def test_what_follows_a_compressed_body_is_not_read():
-    assert body_of("gzip", gzip.compress(b'{"a": 1}'), b"x" * 65_536) == {"a": 1}
-
-
-def test_compressed_blocks_that_hold_nothing_end_at_the_limit():
-    empty = zlib.compressobj()
-    blocks = (empty.compress(b"") + empty.flush(zlib.Z_FULL_FLUSH) for _ in range(1_000))
-    assert body_error("deflate", *blocks) == "too_large"
+    assert body_of("", *(bytes([byte]) for byte in text.encode())) == json.loads(text)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_json():
     assert body_of("", '{"a": "é"}'.encode("utf-8-sig")) == {"a": "é"}
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip"])
-def test_an_unknown_encoding_is_malformed(encoding):
+@pytest.mark.parametrize("encoding", ["br", "gzip", "deflate", "gzip, gzip"])
+def test_an_encoded_body_is_refused(encoding):
     assert body_error(encoding, b"{}") == "malformed"
 
 
@@ -557,7 +544,7 @@ def test_a_refusal_is_quoted_on_one_short_line_that_a_terminal_only_shows(status
     assert len(str(error)) < 250
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "", "Fri, 31 Dec 1999 23:59:59 GMT"])
 def test_a_wait_that_is_no_number_is_none(value):
-    assert retry_after({"retry-after": value}, 0.0) is None
-    assert retry_after({"retry-after-ms": value, "retry-after": "2"}, 0.0) == 2.0
+    assert retry_after({"retry-after": value}) is None
+    assert retry_after({"retry-after-ms": value, "retry-after": "2"}) == 2.0

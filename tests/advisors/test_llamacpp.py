@@ -93,19 +93,13 @@ def test_votes_of_noise_are_unreadable_or_counted(url):
     assert isinstance(answer, (Advice, MalformedError))
 
 
-def test_auto_finds_no_decisions_here_and_takes_logprobs(url, caplog):
+def test_auto_takes_logprobs(url, caplog):
     caplog.set_level(logging.INFO)
     asked = advisor(url, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert isinstance(ask(asked)[0], Advice)
     assert asked.chosen_mode == "logprobs"
-    # Both decision endpoints, then the question itself.
-    assert asked.requests_sent == 3
+    assert asked.requests_sent == 1
     assert KEY not in caplog.text
-
-
-def test_its_decision_endpoint_says_that_this_model_is_none(url):
-    error = ask(advisor(url, mode="decisions"))[0]
-    assert error.kind in ("status_404", "status_501")
 
 
 def test_a_wrong_key_is_told_apart(url):

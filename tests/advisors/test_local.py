@@ -217,7 +217,6 @@ def test_answers_of_other_settings_have_another_prefix():
         {"prompt": "{description}!"},
         {"length_normalised": True},
         {"max_tokens": 60},
-        {"truncate": True},
     ]
     advisors = [LocalAdvisor(model, tokenizer=tokenizer, **kwargs) for kwargs in settings]
     assert len({advisor.cache_prefix for advisor in advisors}) == len(settings)
@@ -239,26 +238,6 @@ def test_a_prompt_that_is_too_long_gets_an_error_of_its_own(settings):
     fits, long = answers(advisor, ask(), ask(WORDS * 9))
     assert isinstance(fits, Advice)
     assert isinstance(long, PromptTooLongError) and "the 60 that" in str(long)
-    advisor.truncate = True
-    _, cut = answers(advisor, ask(), ask(WORDS * 9))
-    assert isinstance(cut, Advice)
-
-
-def test_a_truncated_prompt_keeps_its_end_and_the_token_that_begins_it():
-    model = make_model()
-    advisor = LocalAdvisor(
-        model,
-        tokenizer=make_tokenizer(wrap=True),
-        max_tokens=40,
-        truncate=True,
-        prompt="{description}",
-    )
-    whole = LocalAdvisor(model, tokenizer=advisor.tokenizer, prompt="{description}")
-    for (tokens, start), (every, end) in zip(
-        advisor.encode(ask(WORDS * 3)), whole.encode(ask(WORDS * 3)), strict=True
-    ):
-        assert tokens[0] == 0 and tokens[1:] == every[len(every) - len(tokens) + 1 :]
-        assert tokens[start:] == every[end:] and len(tokens) <= 40
 
 
 def test_the_loop_stays_free_and_forwards_take_turns(tokenizer):

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("httpx")
 
-from chat_toy import ACTIONS, REQUEST, advisor, ask, content, decide, good, top
+from chat_toy import REQUEST, advisor, ask, content, good, top
 from fault_server import FaultServer
 
 from lore_torchrl.advisors.chat import ChatAdvisor
@@ -141,9 +141,7 @@ def test_a_refused_format_is_not_asked_for_again():
     assert formats == ["json_schema", "json_object", "json_object"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "forms"), [("json", 3), ("vote", 2), ("decisions", 2), ("logprobs", 1)]
-)
+@pytest.mark.parametrize(("mode", "forms"), [("json", 3), ("vote", 2), ("logprobs", 1)])
 def test_a_lasting_refusal_is_its_error_and_soon_costs_one_request(mode, forms):
     with FaultServer(after="400") as server:
         asked = advisor(server, mode=mode)
@@ -268,62 +266,6 @@ def test_a_lost_vote_does_not_lose_the_others():
     assert advice.confidence == pytest.approx(3 / 4)
 
 
-# ---- decisions ----
-
-
-@pytest.mark.parametrize(
-    ("server_kind", "path"), [("openai", "/v1/decisions"), ("llamacpp", "/v1/systemone")]
-)
-def test_decisions_in_both_forms(server_kind, path):
-    with FaultServer(reply=decide) as server:
-        advice = good(advisor(server, mode="decisions", server=server_kind))
-        seen, _, body = server.requests[0]
-    assert seen == path
-    assert [math.exp(value) for value in advice.logits] == pytest.approx([0.1, 0.1, 0.8])
-    assert advice.confidence == 0.7
-    assert advice.usage.prompt_tokens == 20
-    assert "A door, $5 to open." in (body.get("input") or body["state"])
-    assert "go on" in json.dumps(body["questions"])
-
-
-def test_the_other_form_is_tried_and_kept():
-    def reply(path, body):
-        return decide(path, body) if path == "/v1/systemone" else (404, {})
-
-    with FaultServer(reply=reply) as server:
-        asked = advisor(server, mode="decisions")
-        good(asked)
-        good(asked)
-        paths = [path for path, _, _ in server.requests]
-    assert paths == ["/v1/decisions", "/v1/systemone", "/v1/systemone"]
-
-
-@pytest.mark.parametrize(
-    ("answers", "kind"),
-    [
-        ([], "empty"),
-        ({}, "empty"),
-        ([{"type": "refusal", "name": "action"}], "malformed"),
-        ([{"type": "choice", "choice": "left"}], "malformed"),
-        ({"action": {"probabilities": {"left": 1.0}}}, "malformed"),
-        ({"action": {"probabilities": {"left": 1, "right": 0, "jump": 0}}}, "malformed"),
-        ({"action": {"probabilities": {"left": 1, "right": -1, "forward": 0}}}, "malformed"),
-        (
-            {"action": {"probabilities": {"left": 1, "right": float("nan"), "forward": 0}}},
-            "not_finite",
-        ),
-        (
-            {"action": {"probabilities": dict.fromkeys(ACTIONS, 1), "confidence": 2}},
-            "malformed",
-        ),
-        ("left", "malformed"),
-    ],
-)
-def test_decisions_that_cannot_be_read(answers, kind):
-    with FaultServer(reply=lambda path, body: (200, {"answers": answers})) as server:
-        assert ask(advisor(server, mode="decisions")).kind == kind
-
-
 # ---- bodies made to be expensive ----
 
 VALUES = {
@@ -335,7 +277,6 @@ VALUES = {
     "a long text": '"' + "{" * 30_000 + " " * 1_000_000 + '"',
 }
 BODIES = {
-    "decisions": ('{"answers":[%s]}', '{"answers":[{"probabilities":[%s]}]}', '{"answers":%s}'),
     "logprobs": (
         '{"choices":[{"message":{},"logprobs":{"content":[%s]}}]}',
         '{"choices":[{"message":{},"logprobs":{"content":[{"token":"A","top_logprobs":[%s]}]}}]}',

@@ -84,7 +84,7 @@ def test_a_row_holds_request_answer_and_cost(tmp_path):
     recorded(path, [advice], requests=[ask("k", mission="reach the goal")])
     columns = "id, cache_key, model, mission, description, actions, logits, confidence, raw"
     request = (1, "k", "test-model", "reach the goal", "see k", '["left", "right"]')
-    assert not Path(f"{path}-wal").exists(), "closed, the file is complete by itself"
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}-lock"}
     assert rows(path, columns) == [(*request, "[0.1, -2.5]", 0.25, "go left")]
     ((kind, latency, *cost),) = rows(
         path, "error_kind, latency_s, prompt_tokens, completion_tokens, cost"
@@ -279,7 +279,7 @@ def test_recorder_pickles_and_passes_state_and_prefix_through(tmp_path):
 
 def test_a_file_that_cannot_be_written_stops_the_run(tmp_path):
     recorder = RecordingAdvisor(Says([Advice((0.0, 1.0))]), tmp_path / "a")
-    recorder.close()
+    (tmp_path / "a").write_bytes(b"")
     with pytest.raises(FatalAdviceError, match="cannot be written"):
         answers(recorder, ask("k"))
 
@@ -329,9 +329,8 @@ def test_keys_never_reach_the_file(tmp_path, monkeypatch):
             answers(recorder, ask("k"))
     answers(recorder, ask("k", description=f"a wall with {KEY} on it"))
     answers(recorder, ask("k"))
-    held = path.read_bytes() + Path(f"{path}-wal").read_bytes()
     recorder.close()
-    held += path.read_bytes()
+    held = path.read_bytes()
     for secret in (KEY, "other-secret-value", "environment-secret", "raised-one", "pw1234"):
         assert secret.encode() not in held, secret
     assert rows(path, "error_message")[0][0].startswith("401 [redacted]")
@@ -433,7 +432,7 @@ def test_bad_files_fail_at_construction(tmp_path):
         RecordedAdvisor(tmp_path / "a", missing="ask")
     with pytest.raises(FileExistsError, match="holds 1 answers"):
         RecordingAdvisor(Says(), tmp_path / "a", append=False)
-    with pytest.raises(ValueError, match="folder"):
+    with pytest.raises(IsADirectoryError):
         RecordingAdvisor(Says(), tmp_path)
     with pytest.raises(TypeError, match="advise"):
         RecordingAdvisor("nobody", tmp_path / "b")
@@ -441,12 +440,6 @@ def test_bad_files_fail_at_construction(tmp_path):
     for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
         with pytest.raises(ValueError, match="text"):
             build(tmp_path / "text")
-    with sqlite3.connect(tmp_path / "other") as database:
-        database.execute("CREATE TABLE recording (format TEXT)")
-        database.execute("INSERT INTO recording VALUES ('of birds')")
-    for build in (RecordedAdvisor, lambda path: RecordingAdvisor(Says(), path)):
-        with pytest.raises(ValueError, match="of birds"):
-            build(tmp_path / "other")
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="no recorded answer"):
         RecordedAdvisor(tmp_path / "empty")
@@ -510,17 +503,6 @@ def test_a_store_of_advice_and_a_recording_cannot_be_one_file(tmp_path):
         CallBudget(1, store=AdviceStore(tmp_path / "recording")).spend()
 
 
-def test_a_recording_from_before_the_mark_goes_on(tmp_path):
-    path = tmp_path / "a"
-    recorded(path, [Advice((0.0, 1.0))])
-    theirs(path, "PRAGMA application_id = 0")
-    recorded(path, [Advice((1.0, 0.0))])
-    assert [a.logits for a in answers(RecordedAdvisor(path), ask("k0"), ask("k0"))] == [
-        (0, 1),
-        (1, 0),
-    ]
-
-
 def test_a_file_that_a_run_records_to_is_closed_to_other_runs(tmp_path):
     path = tmp_path / "new.sqlite"
     first = RecordingAdvisor(Says([Advice((0.0, 1.0))]), path, append=False)
@@ -555,19 +537,6 @@ def test_a_killed_run_leaves_its_file_open_to_the_next(tmp_path):
     child.kill()
     child.join(10)
     RecordingAdvisor(Says(), tmp_path / "a", append=False).close()
-
-
-def test_what_computes_in_a_recording_is_refused(tmp_path):
-    path = tmp_path / "answers.sqlite"
-    recorded(path, [Advice((0.0, 1.0))])
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("ALTER TABLE answers RENAME TO others")
-        database.execute("CREATE VIEW answers AS SELECT * FROM others")
-        database.commit()
-    with pytest.raises(ValueError, match="which no recording does"):
-        RecordedAdvisor(path)
-    with pytest.raises(ValueError, match="Give another path"):
-        RecordingAdvisor(Says(), path)
 
 
 # ---- recordings of recordings ----
@@ -662,13 +631,6 @@ def test_a_damaged_file_is_named(tmp_path):
             build(path)
 
 
-def test_strange_costs_can_be_recorded(tmp_path):
-    strange = StatusError(500, "oops", usage=Usage(10**40, -5, float("nan")))
-    recorded(tmp_path / "a", [strange])
-    (again,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k0"))
-    assert again.usage == Usage(2**53, -5, 0.0)
-
-
 def test_a_recording_keeps_the_beginning_of_a_huge_answer(tmp_path):
     recorded(tmp_path / "a", [Advice((0.0, 1.0), raw="x" * 2**20)])
     (again,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k0"))
@@ -681,10 +643,7 @@ def test_model_name_looks_through_wrappers(tmp_path):
         def __init__(self, advisor):
             self.advisor = advisor
 
-    loop = Wrapper(None)
-    loop.advisor = loop
     assert model_name(Wrapper(Wrapper(Says()))) == "test-model"
-    assert model_name(loop) == "Wrapper"
 
 
 # ---- answers by abstract state ----
@@ -721,7 +680,7 @@ def test_states_without_an_answer_are_counted_and_masked(tmp_path):
     path = state_lines(tmp_path / "states.jsonl", {"class": "wall", "logits": [3, -2]})
     absent, unknown = answers(RecordedAdvisor(path), state_request("gap"), state_request(None))
     assert isinstance(absent, NotRecordedError) and "'gap'" in str(absent)
-    assert isinstance(unknown, NotRecordedError) and "abstract_state()" in str(unknown)
+    assert isinstance(unknown, NotRecordedError) and "'abstract_state'" in str(unknown)
     with pytest.raises(FatalAdviceError, match="'gap'"):
         answers(RecordedAdvisor(path, missing="error"), state_request("gap"))
     other = state_lines(
@@ -787,7 +746,7 @@ def test_views_are_told_apart_by_direction(tmp_path):
     assert (east.logits, east.confidence) == ((0.0, 1.0), 0.5)
     assert (north.logits, north.confidence) == ((1.0, 0.0), 0.75)
     assert isinstance(other, NotRecordedError)
-    assert isinstance(ungiven, NotRecordedError) and "'view' and 'direction'" in str(ungiven)
+    assert isinstance(ungiven, NotRecordedError) and "'view'" in str(ungiven)
     with pytest.raises(FatalAdviceError, match="no answer to 'same'"):
         answers(RecordedAdvisor(path, missing="error"), view_request(views[1], 0))
 

@@ -70,7 +70,7 @@ def test_a_file_system_without_locks_keeps_no_run_from_training(tmp_path, monkey
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("lore_torchrl.dreamer.run_lock.fcntl.flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", no_locks)
     with file_lock(tmp_path / "run.lock") as lock:
         assert lock is not None
 

@@ -17,7 +17,6 @@ from lore_torchrl.advisors.base import Advice, AdviceRequest, check
 from lore_torchrl.advisors.errors import (
     AdviceError,
     MalformedError,
-    NotSentError,
     Sending,
     StatusError,
     Usage,
@@ -28,7 +27,6 @@ from lore_torchrl.advisors.modes import (
     UNSUPPORTED,
     ChatSettings,
     Mode,
-    ProbeSchedule,
     answer_text,
     prompt_body,
 )
@@ -39,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
+# Questions between attempts to find a mode that works.
+_PROBE_AGAIN = 64
 # Characters of an answer that are kept for people to read.
 _LONGEST_RAW = 1 << 16
 
@@ -46,13 +46,13 @@ _LONGEST_RAW = 1 << 16
 class ChatAdvisor:
     """Ask a chat server, in the best way that it offers, for a preference over actions.
 
-    Four modes, documented at their classes in :mod:`lore_torchrl.advisors.modes`:
-    ``decisions``, ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the
-    first question and stays with the first that is answered in the form asked for, since
-    some servers take fields that they do not know and ignore them. What was chosen is
-    logged, and :attr:`chosen_mode` names it. A server that cannot be reached decides nothing.
+    Three modes, documented at their classes in :mod:`lore_torchrl.advisors.modes`:
+    ``logprobs``, ``json`` and ``vote``. ``auto`` tries them in this order on the first question
+    and stays with the first that is answered in the form asked for, since some servers take
+    fields that they do not know and ignore them. What was chosen is logged, and
+    :attr:`chosen_mode` names it. A server that cannot be reached decides nothing.
     Where no mode works, later questions are asked in ``json``, and all modes are tried again
-    after 8 questions, then 16, up to 512, or as soon as one is answered.
+    after 64 questions, or as soon as one is answered.
 
     A question may take several HTTP requests: retries, votes, probing. They share one
     deadline, and :attr:`requests_sent` counts them all.
@@ -65,7 +65,7 @@ class ChatAdvisor:
         api_key_env: Environment variable that holds the key. Default: ``"OPENAI_API_KEY"``.
         server: ``"openai"``, ``"vllm"``, ``"llamacpp"`` or ``"ollama"``: whose dialect to
             speak. Any other server is best addressed as ``"vllm"``. Default: ``"openai"``.
-        mode: ``"auto"`` or one of the four ways. Default: ``"auto"``.
+        mode: ``"auto"`` or one of the three modes. Default: ``"auto"``.
         prompt: Name or path of the prompt; see
             :class:`~lore_torchrl.advisors.prompt.PromptTemplate`. Default: ``"default"``.
         temperature: Sampling temperature; ``None`` for the server's own, and 1 for votes.
@@ -82,7 +82,7 @@ class ChatAdvisor:
         retries: Attempts after the first. Default: ``2``.
         backoff_s: First and longest wait between attempts in seconds.
             Default: ``(0.5, 8.0)``.
-        max_response_bytes: Largest body, after decompression. Default: 1 MiB.
+        max_response_bytes: Largest body. Default: 1 MiB.
         max_concurrency: Requests on the wire at once. Default: ``8``.
         requests_per_minute: Limit on requests, as a bucket that holds a minute's worth;
             ``None`` for none. Default: ``None``.
@@ -175,7 +175,7 @@ class ChatAdvisor:
             name: MODES[name](self.settings, PromptTemplate(prompt, name, ask_for))
             for name in names
         }
-        self._schedule = ProbeSchedule()
+        self._until_probe = 0
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         _log.info("Asking %s, mode %s, prompt %s", self, mode, self.prompt_hash[:12])
 
@@ -252,19 +252,14 @@ class ChatAdvisor:
             loop = asyncio.get_running_loop()
             if self._probing is None or self._probing[0] is not loop:
                 self._probing = (loop, asyncio.Lock())
-            lock = self._probing[1]
-            try:
-                async with asyncio.timeout_at(meter.until):
-                    await lock.acquire()
-            except TimeoutError:
-                raise NotSentError("No answer within the deadline: still probing.") from None
-            try:
-                if self.chosen_mode is None and self._schedule.due():
-                    return await self._probe(request, meter)
-            finally:
-                lock.release()
+            # Whoever holds it ends by its own deadline, which is before this question's.
+            async with self._probing[1]:
+                if self.chosen_mode is None:
+                    if self._until_probe == 0:
+                        return await self._probe(request, meter)
+                    self._until_probe -= 1
         answer = await self._modes[self.chosen_mode or "json"].ask(meter, request)
-        self._schedule.answered()
+        self._until_probe = 0
         return answer
 
     async def _probe(self, request: AdviceRequest, meter: _Meter) -> Advice:
@@ -281,10 +276,10 @@ class ChatAdvisor:
                 if status not in UNSUPPORTED and status < 500:
                     raise
                 failed[name] = error
-        self._schedule.failed()
+        self._until_probe = _PROBE_AGAIN
         _log.warning(
             "%s answers in no mode: asking in json, and in all again after %d questions. %s",
-            *(self, self._schedule.interval, _reasons(failed)),
+            *(self, _PROBE_AGAIN, _reasons(failed)),
         )
         raise failed["json"]
 
@@ -292,8 +287,7 @@ class ChatAdvisor:
         usage = data.get("usage")
         if not isinstance(usage, Mapping):
             return Usage()
-        read = _tokens(usage, "prompt_tokens", "input_tokens")
-        written = _tokens(usage, "completion_tokens", "output_tokens")
+        read, written = (_tokens(usage.get(f"{what}_tokens")) for what in ("prompt", "completion"))
         cost = (read * self.prompt_price + written * self.completion_price) / 1e6
         return Usage(read, written, cost)
 
@@ -321,13 +315,9 @@ class _Meter:
         return data
 
 
-def _tokens(usage: Mapping[str, Any], *names: str) -> int:
+def _tokens(count: object) -> int:
     # A wrong count must not cost the answer; what is no count is none.
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40:
-            return value
-    return 0
+    return count if type(count) is int and 0 <= count < 1 << 40 else 0
 
 
 def _reasons(failed: Mapping[str, AdviceError]) -> str:

@@ -25,9 +25,16 @@ Answer = Advice | AdviceError | None
 
 
 class _Flawed(Wrapper):
-    """Saves its state together with the wrapped advisors'."""
+    """Saves its state together with the wrapped advisors', and marks their cache keys."""
 
     wrapped: tuple[str, ...] = ("advisor",)
+    mark: str
+
+    @property
+    def cache_prefix(self) -> str:
+        """The wrapped advisors' own behind a mark, so that a store never mixes the two."""
+        inner = (getattr(getattr(self, name), "cache_prefix", "") for name in self.wrapped)
+        return f"{self.mark}:{'|'.join(inner)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return its own and the wrapped advisors' states, in types that JSON holds."""
@@ -67,12 +74,8 @@ class StaleAdvisor(_Flawed):
         check(isinstance(lag, int) and lag >= 1, "lag", lag, "a positive integer")
         self.advisor = advisor
         self.lag = lag
+        self.mark = f"stale-{lag}"
         self._earlier: deque[Advice | None] = deque(maxlen=lag)
-
-    @property
-    def cache_prefix(self) -> str:
-        """The wrapped advisor's own behind a mark, so that a store never mixes the two."""
-        return f"stale-{self.lag}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Ask the wrapped advisor, and answer with what it said earlier."""
@@ -128,14 +131,9 @@ class TruncatedAdvisor(_Flawed):
         check(0.0 <= keep <= 1.0, "keep", keep, "a probability, from 0 to 1")
         self.advisor = advisor
         self.keep = float(keep)
-        self.seed = seed
+        self.mark = f"truncated-{self.keep!r},{seed}"
         # A stream of its own: the wrapped advisor may have been given the same seed.
         self._random = random.Random(f"truncated {seed}")
-
-    @property
-    def cache_prefix(self) -> str:
-        """The wrapped advisor's own behind a mark, so that a store never mixes the two."""
-        return f"truncated-{self.keep!r},{self.seed}:{getattr(self.advisor, 'cache_prefix', '')}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Ask the wrapped advisor, and leave out actions from each answer."""
@@ -194,6 +192,8 @@ class TurningAdvisor(_Flawed):
         self.before = before
         self.after = after
         self.turn_after = turn_after
+        # The turn does not change it.
+        self.mark = f"turns-{turn_after}"
         self._asked = 0
 
     @property
@@ -201,12 +201,6 @@ class TurningAdvisor(_Flawed):
         """Who answers the next question."""
         turned = self.turn_after is not None and self._asked >= self.turn_after
         return self.after if turned else self.before
-
-    @property
-    def cache_prefix(self) -> str:
-        """Both advisors' own behind a mark; the turn does not change it."""
-        inner = (getattr(one, "cache_prefix", "") for one in (self.before, self.after))
-        return f"turns-{self.turn_after}:{'|'.join(inner)}"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Answer]:
         """Put each question to the one whose turn it is."""

@@ -6,13 +6,10 @@ The only file that imports httpx.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import logging
 import math
 import random
-import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -56,8 +53,6 @@ _QUOTA_CODES = {
 # Values that a body may hold, counted by its closing brackets and commas: far more than an
 # answer has, and few enough that their objects take milliseconds and a few megabytes.
 _MOST_VALUES = 1 << 15
-# Content encodings, and what zlib calls them.
-_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
 def _readable(record: logging.LogRecord) -> bool:
@@ -74,8 +69,8 @@ class JSONClient:
     """An HTTP client that answers or fails within its deadline, whatever the server does.
 
     A request is retried on connection errors and on status 408, 409, 429 and from 500 up,
-    after ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off that
-    doubles and is jittered; not on a used-up quota (402, or 429 with such a code), and not
+    after the seconds in ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off
+    that doubles and is jittered; not on a used-up quota (402, or 429 with such a code), and not
     where the wait would end after the deadline. While a server cannot be reached, each
     request tries once. While one request is tried again, others wait for its outcome, and
     are not sent if it fails. The deadline covers everything, waits included. The connection
@@ -237,7 +232,7 @@ class JSONClient:
                     raise
                 raise StatusError(status, f"Status {status}: {error}") from None
         if not 200 <= status < 300:
-            error = status_error(status, text, retry_after(response.headers, time.time()))
+            error = status_error(status, text, retry_after(response.headers))
             if status == 404 and type(error) is StatusError:
                 where = f"POST {self.base_url}{path}; most servers want a base_url that ends in /v1"
                 raise StatusError(status, f"{error} ({where})")
@@ -286,7 +281,6 @@ class _Pool:
 
     def __init__(self, owner: JSONClient, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        # Encodings are still understood; small bodies are quicker without.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if owner.api_key:
             headers["authorization"] = f"Bearer {owner.api_key.get_secret_value()}"
@@ -336,31 +330,19 @@ def _checked_url(base_url: str) -> str:
 
 
 async def _read_body(response: httpx.Response, limit: int) -> str:
-    """Return a body as text, inflated piece by piece, and never more than ``limit`` bytes."""
+    """Return a body as text, and never read more than ``limit`` bytes."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
-    inflate = None
     if encoding not in ("", "identity"):
-        if encoding not in _ENCODINGS:
-            raise MalformedError(f"Cannot read the encoding '{shown(encoding, 40)}'.")
-        inflate = zlib.decompressobj(_ENCODINGS[encoding])
-    parts: list[bytes] = []
-    size = taken = 0
-    # Raw, since httpx would inflate a whole chunk, a thousandfold, before we see it.
+        # It may unfold a thousandfold, and none was accepted.
+        raise MalformedError(
+            f"The body is encoded as '{shown(encoding, 40)}', against the request."
+        )
+    body = bytearray()
     async for chunk in response.aiter_raw():
-        taken += len(chunk)
-        if inflate is not None:
-            try:
-                chunk = inflate.decompress(chunk, limit - size + 1)
-            except zlib.error:
-                raise MalformedError("The compressed body is damaged.") from None
-        size += len(chunk)
-        # Compressed blocks that hold nothing may come without end.
-        if max(size, taken) > limit:
+        body += chunk
+        if len(body) > limit:
             raise TooLargeError(f"The body has more than {limit} bytes.")
-        parts.append(chunk)
-        if inflate is not None and inflate.eof:
-            break
-    return b"".join(parts).decode("utf-8-sig", errors="replace")
+    return body.decode("utf-8-sig", errors="replace")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -415,8 +397,11 @@ def _status_error(status: int, data: Any, retry_after_s: float | None) -> Status
     return error
 
 
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that a server asks to wait, ``None`` where it does not say."""
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a server asks to wait, ``None`` where it does not say.
+
+    A date in ``Retry-After`` is not read.
+    """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, ""))
@@ -424,8 +409,4 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
             continue
         if 0 <= seconds < math.inf:
             return seconds * unit
-    try:
-        date = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
-        return max(0.0, date.timestamp() - now)
-    except (ValueError, OverflowError):
-        return None
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import logging
 import math
 import threading
 from collections.abc import Sequence
@@ -25,10 +24,9 @@ from lore_torchrl.advisors.errors import (
     Usage,
 )
 
-_log = logging.getLogger(__name__)
-
 DEFAULT_PROMPT = "{description}\n\nAnswer with one of: {actions}.\nThe best next action is:"
-_NO_LIMIT = 10**9
+# Forwards take turns: more at once are no faster, and need more memory.
+_turn = threading.Lock()
 
 
 class LocalAdvisor:
@@ -61,10 +59,9 @@ class LocalAdvisor:
             favors names of many tokens as the sum favors names of few.
             Default: ``False``.
         max_tokens: Longest prompt and action together, in tokens; never more than the
-            model reads. Default: what the model reads.
-        truncate: Whether a longer prompt loses its beginning. Otherwise it is answered by
-            a :class:`~lore_torchrl.advisors.errors.PromptTooLongError`.
-            Default: ``False``.
+            model reads. A longer one is answered by a
+            :class:`~lore_torchrl.advisors.errors.PromptTooLongError`. Default: what the model
+            reads.
         max_sequences: Sequences, prompt and action each, in one forward.
             Default: ``64``.
 
@@ -84,7 +81,6 @@ class LocalAdvisor:
         chat: bool | None = None,
         length_normalised: bool = False,
         max_tokens: int | None = None,
-        truncate: bool = False,
         max_sequences: int = 64,
     ) -> None:
         enough = max_tokens is None or max_tokens >= 2
@@ -109,20 +105,11 @@ class LocalAdvisor:
         self.prompt = prompt
         self.chat = bool(template) if chat is None else chat
         self.length_normalised = length_normalised
-        self.truncate = truncate
         self.max_sequences = max_sequences
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         limits = (max_tokens, positions, self.tokenizer.model_max_length)
-        self.max_tokens = min([_NO_LIMIT, *(n for n in limits if isinstance(n, int) and n > 0)])
+        self.max_tokens = min(n for n in limits if isinstance(n, int) and n > 0)
         self.keeps_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        self._lock = threading.Lock()
-        self._warned = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +120,7 @@ class LocalAdvisor:
     def cache_prefix(self) -> str:
         """What tells this advisor's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype
-        parts = (self.prompt, self.chat, self.length_normalised, self.max_tokens, self.truncate)
+        parts = (self.prompt, self.chat, self.length_normalised, self.max_tokens)
         settings = "\0".join(map(str, (self.model_name, dtype, *parts)))
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
@@ -149,7 +136,7 @@ class LocalAdvisor:
             except AdviceError as error:
                 answers.append(error)
         sequences = [one for each in answers if isinstance(each, list) for one in each]
-        with self._lock:
+        with _turn:
             scores = iter(self.log_likelihoods(sequences))
         for index, encoded in enumerate(answers):
             if isinstance(encoded, list):
@@ -189,18 +176,10 @@ class LocalAdvisor:
             raise MalformedError(f"An action of {request.actions} has no text to score.")
         excess = max(map(len, actions)) - self.max_tokens
         if excess > 0:
-            # The token that begins every text keeps its place.
-            head = int(before[0] == self.tokenizer.bos_token_id)
-            if not self.truncate or start - excess < 1 + head:
-                raise PromptTooLongError(
-                    f"{excess} tokens more than the {self.max_tokens} that {self.model_name!r} "
-                    "may read: shorten the description, or use truncate=True."
-                )
-            if not self._warned:
-                _log.warning("Prompts lose their beginning: %d tokens too many.", excess)
-            self._warned = True
-            actions = [tokens[:head] + tokens[head + excess :] for tokens in actions]
-            start -= excess
+            raise PromptTooLongError(
+                f"{excess} tokens more than the {self.max_tokens} that {self.model_name!r} "
+                "may read: shorten the description."
+            )
         return [(tokens, start) for tokens in actions]
 
     def log_likelihoods(self, sequences: Sequence[tuple[list[int], int]]) -> list[float]:

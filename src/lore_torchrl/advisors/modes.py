@@ -7,7 +7,7 @@ import base64
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.parsing import (
     LABELS,
-    advice_of,
-    confidence_of,
     logits_of,
     member,
     number,
@@ -33,10 +31,8 @@ from lore_torchrl.advisors.redaction import shown
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
-# Statuses by which a server says that it does not know, or not allow, what it was asked.
-UNSUPPORTED = frozenset((400, 404, 405, 415, 422, 501))
-# Those among them that speak of a field, not of the path.
-_UNSUPPORTED_FIELD = frozenset((400, 422, 501))
+# Statuses by which a server says that it does not know, or not allow, a field.
+UNSUPPORTED = frozenset((400, 422, 501))
 # Added to the letters' logits, the same for all, which leaves other tokens no probability.
 _BIAS = 100.0
 # Above 1 only by rounding, which in 16 bits is up to 0.4 %.
@@ -90,79 +86,42 @@ class Mode(ABC):
     def _body(self, request: AdviceRequest, max_tokens: int) -> dict[str, Any]:
         settings, prompt = self.settings, self.template.render(request)
         content: Any = prompt.user
-        if (image := self._image(request)) is not None:
+        if settings.send_image and request.image is not None:
+            image = f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
             picture = {"type": "image_url", "image_url": {"url": image}}
             content = [{"type": "text", "text": prompt.user}, picture]
         return prompt_body(settings, prompt.system, content, max_tokens)
-
-    def _image(self, request: AdviceRequest) -> str | None:
-        if not self.settings.send_image or request.image is None:
-            return None
-        return f"data:image/png;base64,{base64.b64encode(request.image).decode()}"
-
-
-@dataclass
-class ProbeSchedule:
-    """Says which calls try everything, and which only one thing, after everything failed.
-
-    After a failed probe the next 8 calls try one thing, after the second 16, up to 512.
-    """
-
-    interval: int = 0
-    _left: int = 0
-
-    def due(self) -> bool:
-        """Return whether this call is a probe; asked once a call."""
-        if self._left == 0:
-            return True
-        self._left -= 1
-        return False
-
-    def failed(self) -> None:
-        """Take note of a probe in which everything failed, once for those at the same time."""
-        if self._left == 0:
-            self.interval = min(max(8, 2 * self.interval), 512)
-            self._left = self.interval
-
-    def answered(self) -> None:
-        """Take note of an answer: the next call is a probe."""
-        self.interval = self._left = 0
 
 
 class Forms:
     """Forms of one request, tried in turn until the server takes one.
 
-    Forms before that one are not tried again. Where the server refuses all, later calls
-    try one, as a :class:`ProbeSchedule` says: the one that was taken before, else the
-    plainest, which is the last.
+    Forms before that one are not tried again. Where the server refuses all, later calls try
+    the plainest alone, which is the last, until it is taken.
     """
 
-    def __init__(self, *names: str, refusals: Container[int]) -> None:
-        self.names = list(names)
-        self.refusals = refusals
-        self.proven = False
-        self._schedule = ProbeSchedule()
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.refused = False
 
     async def ask(self, send: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Return what the first form that is taken brings, or raise the last refusal."""
-        probe = self._schedule.due()
-        names = tuple(self.names) if probe else (self.names[0 if self.proven else -1],)
-        for name in names:
+        refused = self.refused
+        names = self.names[-1:] if refused else self.names
+        for index, name in enumerate(names):
             try:
                 answer = await send(name)
             except StatusError as error:
-                if error.status not in self.refusals:
+                if error.status not in UNSUPPORTED:
                     raise
                 refusal = error
                 continue
-            self._schedule.answered()
             # Only an answer proves that the refusals were about the form.
-            if probe and name in self.names:
-                del self.names[: self.names.index(name)]
-                self.proven = True
+            if not refused:
+                self.names = names[index:]
+            self.refused = False
             return answer
-        if probe:
-            self._schedule.failed()
+        self.refused = True
         raise refusal
 
 
@@ -217,8 +176,7 @@ class JSONMode(Mode):
 
     def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
         super().__init__(settings, template)
-        names = ("json_schema", "json_object", "text")
-        self._formats = Forms(*names, refusals=_UNSUPPORTED_FIELD)
+        self._formats = Forms("json_schema", "json_object", "text")
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask, once more for each format refused."""
@@ -253,7 +211,7 @@ class VoteMode(Mode):
     def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
         super().__init__(settings, template)
         names = ("at_once", "singly") if self.settings.votes > 1 else ("singly",)
-        self._forms = Forms(*names, refusals=_UNSUPPORTED_FIELD)
+        self._forms = Forms(*names)
 
     async def ask(self, post: Post, request: AdviceRequest) -> Advice:
         """Ask for all votes."""
@@ -273,14 +231,14 @@ class VoteMode(Mode):
                 return error
 
         choices: list[dict[str, Any]] = []
-        if not (self._forms.proven and self._forms.names == ["singly"]):
+        if self._forms.refused or self._forms.names != ("singly",):
             choices += _choices(await self._forms.ask(send), votes)
             if len(choices) == 1:
-                self._forms.names = ["singly"]
+                self._forms.names = ("singly",)
         singles = await asyncio.gather(*(single() for _ in range(votes - len(choices))))
         if not choices:
             # Where every single request fails, the next question tries one before the others.
-            self._forms.proven = not all(isinstance(one, AdviceError) for one in singles)
+            self._forms.refused = all(isinstance(one, AdviceError) for one in singles)
         errors = [one for one in singles if isinstance(one, AdviceError)]
         choices += [one for one in singles if not isinstance(one, AdviceError)]
         counts = [0] * len(request.actions)
@@ -299,67 +257,8 @@ class VoteMode(Mode):
         return Advice(logits, max(counts) / votes, raw=json.dumps(texts))
 
 
-class DecisionsMode(Mode):
-    """A typed question, answered with the probability of each option and without text.
-
-    Two forms of the same idea, tried in turn until one is served:
-
-    - ``POST /v1/decisions``: ``input`` and a list of ``questions``, the answers a list with
-      ``probabilities`` as ``{"value", "probability"}`` (openai-python, SGLang).
-    - ``POST /v1/systemone``: ``state`` and named ``questions`` with ``criteria``, the
-      answers named too, with ``probabilities`` by option (llama.cpp, Ollama).
-
-    No answer of a decision model has been seen here: field names follow the published
-    references, and the reader takes either form from either path. The confidence is the
-    answer's own, else the largest probability.
-    """
-
-    def __init__(self, settings: ChatSettings, template: PromptTemplate) -> None:
-        super().__init__(settings, template)
-        paths = ["/decisions", "/systemone"]
-        if self.settings.server in ("llamacpp", "ollama"):
-            paths.reverse()
-        self._paths = Forms(*paths, refusals=UNSUPPORTED)
-
-    async def ask(self, post: Post, request: AdviceRequest) -> Advice:
-        """Ask, at the second path where the first is not served."""
-
-        async def send(path: str) -> dict[str, Any]:
-            form = self._decisions_form if path == "/decisions" else self._systemone_form
-            return await post(path, {"model": self.settings.model, **form(request)})
-
-        return _read_decision(await self._paths.ask(send), request.actions)
-
-    def _decisions_form(self, request: AdviceRequest) -> dict[str, Any]:
-        text = str(self.template.render(request))
-        content: Any = text
-        if (image := self._image(request)) is not None:
-            picture = {"type": "input_image", "image_url": image}
-            parts = [{"type": "input_text", "text": text}, picture]
-            content = [{"type": "message", "role": "user", "content": parts}]
-        choices = [{"value": action} for action in request.actions]
-        for choice, meaning in zip(choices, request.action_meanings, strict=False):
-            choice["description"] = meaning
-        ask = self.template.ask(request)
-        question = {"type": "choice", "name": "action", "instructions": ask, "choices": choices}
-        return {"input": content, "questions": [question]}
-
-    def _systemone_form(self, request: AdviceRequest) -> dict[str, Any]:
-        meanings = request.action_meanings or request.actions
-        criteria, ask = (
-            dict(zip(request.actions, meanings, strict=True)),
-            self.template.ask(request),
-        )
-        question = {"type": "choice", "instructions": ask, "criteria": criteria}
-        form = {"state": str(self.template.render(request)), "questions": {"action": question}}
-        if (image := self._image(request)) is not None:
-            form["images"] = [image]
-        return form
-
-
 # From what tells most about the model to what any server can do.
 MODES: dict[str, type] = {
-    "decisions": DecisionsMode,
     "logprobs": LogprobsMode,
     "json": JSONMode,
     "vote": VoteMode,
@@ -450,26 +349,3 @@ def _probability(token: dict[str, Any]) -> float:
     if not 0.0 <= value <= _LARGEST_PROBABILITY:
         raise MalformedError(f"A token's probability must lie in [0, 1], got {value:g}.")
     return value
-
-
-def _read_decision(data: Mapping[str, Any], actions: Sequence[str]) -> Advice:
-    answers = required(data, "answers", list, dict)
-    if not answers:
-        raise EmptyAnswerError("The server sent no answers.")
-    answer = next(iter(answers.values() if isinstance(answers, dict) else answers))
-    if member(answer, "type", str) == "refusal":
-        raise MalformedError("The model refused to answer.")
-    listed = required(answer, "probabilities", list, dict)
-    # Before any is read: a body may hold a megabyte of them.
-    if len(listed) > len(actions):
-        raise MalformedError(f"{len(listed)} probabilities for {len(actions)} actions.")
-    if isinstance(listed, list):
-        values = (member(each, "value", str, bool) for each in listed)
-        listed = {
-            str(value): each.get("probability") for value, each in zip(values, listed, strict=True)
-        }
-    if set(listed) != set(actions):
-        names = shown(", ".join(sorted(listed)), 60)
-        raise MalformedError(f"Probabilities of '{names}' where others were asked for.")
-    found = {action: number(listed[action], "probabilities") for action in actions}
-    return advice_of(logits_of(list(found.values())), confidence_of(answer), json.dumps(found))

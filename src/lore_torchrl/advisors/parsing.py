@@ -176,12 +176,12 @@ def logits_of(probabilities: Sequence[float]) -> tuple[float, ...]:
     return tuple(math.log(max(value / total, PROBABILITY_FLOOR)) for value in probabilities)
 
 
-def advice_of(logits: tuple[float, ...], confidence: float | None, raw: str = "") -> Advice:
+def advice_of(logits: tuple[float, ...], confidence: float | None) -> Advice:
     """Return advice with a confidence that defaults to the largest probability."""
     if confidence is None:
         top = max(logits)
         confidence = 1.0 / sum(math.exp(value - top) for value in logits)
-    return Advice(logits, confidence, raw=raw)
+    return Advice(logits, confidence)
 
 
 def find_action(said: str | int, actions: Sequence[str]) -> int | None:

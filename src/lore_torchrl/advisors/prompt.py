@@ -14,7 +14,7 @@ from lore_torchrl.advisors.parsing import LABELS
 _FIELDS = frozenset(("situation", "options", "answer", "mission", "count"))
 _SEPARATOR = "\n---\n"
 # How the answer is asked for in each mode.
-_ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json", "decisions": "decision"}
+_ANSWERS = {"logprobs": "letter", "vote": "letter", "json": "json"}
 
 #: What may be asked for beside a preference; each has a file that says so.
 EXTRAS = ("plan", "valid_actions", "subgoal")
@@ -37,13 +37,12 @@ class PromptTemplate:
     A file holds ``$situation``, the description with the mission before it where it does
     not name it, and may hold ``$options``, the actions with letters and meanings;
     ``$answer``, how this mode wants its answer; ``$mission`` and ``$count``. What comes
-    before a line of three dashes is the system message. Of ``name.txt``, a file
-    ``name.<mode>.txt`` beside it is the form for one mode.
+    before a line of three dashes is the system message.
 
     Args:
         name: Name of a file that comes with the package, such as ``default``, or the path
             of one of your own, ending in ``.txt``.
-        mode: ``logprobs``, ``json``, ``vote`` or ``decisions``.
+        mode: ``logprobs``, ``json`` or ``vote``.
         ask_for: Which of :data:`EXTRAS` are asked for beside the preference. Default: none.
 
     Raises:
@@ -51,9 +50,9 @@ class PromptTemplate:
     """
 
     def __init__(self, name: str, mode: str, ask_for: Sequence[str] = ()) -> None:
-        self.text = _read(name, mode)
+        self.text = _read(name)
         names = (_ANSWERS[mode], *(extra for extra in EXTRAS if extra in ask_for))
-        self.answer = "\n".join(_packaged(f"answer.{one}.txt").strip() for one in names)
+        self.answer = "\n".join(_packaged(f"answer.{one}").strip() for one in names)
         template = Template(self.text)
         if not template.is_valid():
             raise ValueError(f"prompt={name!r}: a lone '$' in the file; write '$$' for one.")
@@ -70,8 +69,7 @@ class PromptTemplate:
         """Everything that a prompt is made from, besides the question itself."""
         return f"{self.text}\0{self.answer}"
 
-    def ask(self, request: AdviceRequest) -> str:
-        """Return how the answer is asked for."""
+    def _ask(self, request: AdviceRequest) -> str:
         count = len(request.actions)
         zeros = ", ".join("0" * count)
         subgoals = "".join(f"\n- {name}" for name in request.subgoals) or " in a few words"
@@ -86,7 +84,7 @@ class PromptTemplate:
         values = {
             "situation": situation,
             "options": _options(request),
-            "answer": self.ask(request),
+            "answer": self._ask(request),
             "mission": request.mission,
             "count": len(request.actions),
         }
@@ -108,18 +106,14 @@ def _options(request: AdviceRequest) -> str:
 
 
 def _packaged(name: str) -> str:
-    return (files("lore_torchrl.advisors") / "prompts" / name).read_text(encoding="utf-8")
+    return (files("lore_torchrl.advisors") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def _read(name: str, mode: str) -> str:
-    own = name.endswith(".txt")
-    stem = name.removesuffix(".txt")
-    for candidate in (f"{stem}.{mode}.txt", f"{stem}.txt"):
-        try:
-            return Path(candidate).read_text(encoding="utf-8") if own else _packaged(candidate)
-        except FileNotFoundError:
-            continue
-    raise ValueError(
-        f"prompt={name!r}: no such file. Name one that comes with the package ('default') or "
-        "give the path of your own, ending in '.txt'."
-    )
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8") if name.endswith(".txt") else _packaged(name)
+    except FileNotFoundError as err:
+        raise ValueError(
+            f"prompt={name!r}: no such file. Name one that comes with the package ('default') or "
+            "give the path of your own, ending in '.txt'."
+        ) from err

@@ -9,23 +9,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import os
 import sqlite3
-import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two runs may get into one file
-    fcntl = None
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,17 +37,15 @@ from lore_torchrl.advisors.errors import (
     error_of_kind,
     safe_kind,
 )
-from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
+from lore_torchrl.advisors.file_lock import file_lock
 from lore_torchrl.advisors.redaction import redact, remember, secrets_of
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 # Marks the file as ours, so that no other program's database is written into.
 _APPLICATION_ID = 0x4C6F5272
-_FORMAT = "lore_torchrl recording 1"
 # In one transaction, since other processes may begin at the same time.
 _BEGIN = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS recording (format TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which answers came
     cache_key TEXT NOT NULL,
@@ -76,8 +66,6 @@ CREATE TABLE IF NOT EXISTS answers (
     cost REAL NOT NULL,
     time REAL NOT NULL                     -- seconds since 1970
 );
-CREATE INDEX IF NOT EXISTS answers_by_key ON answers (cache_key);
-INSERT INTO recording SELECT '{_FORMAT}' WHERE NOT EXISTS (SELECT 1 FROM recording);
 PRAGMA application_id = {_APPLICATION_ID};
 COMMIT;
 """
@@ -90,15 +78,8 @@ _READ = {
     int: ("raised", "prompt_tokens", "completion_tokens"),
     int | float: ("cost",),
 }
-# Characters that are kept of an error's message, and of an answer's raw text.
-_LONGEST_MESSAGE = 1000
+# Characters that are kept of an answer's raw text.
 _LONGEST_RAW = 65_536
-# Advisors report strange numbers; SQLite's integers have 64 bits.
-_MOST_TOKENS = 2**53
-_NEEDED = {
-    "abstract_state": "abstract_state(), which it does not have",
-    "view": "facts 'view' and 'direction', which it does not give",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +97,7 @@ class RecordingAdvisor(Wrapper):
     What the wrapped advisor returns or raises passes through unchanged. Keys and passwords
     are redacted in every text. Several calls may be under way at once, in one process or in
     many. Each batch is one transaction: a process that is killed loses no answer that was
-    returned. Before :meth:`close`, the file may have a ``-wal`` file beside it that belongs to
-    it. A ``-lock`` file beside it keeps other runs out.
+    returned. A ``-lock`` file beside it keeps other runs out until :meth:`close`.
 
     Args:
         advisor: Whom to ask.
@@ -149,46 +129,39 @@ class RecordingAdvisor(Wrapper):
                 f"The advisor's own answers are in {str(path)!r}, which can therefore not be "
                 "recorded to: give record= another path."
             )
-        if self.path.is_dir():
-            raise ValueError(f"A recording is a file, {str(self.path)!r} is a folder.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > 0:
+            _check_recording(self.path)
+        self._claim = ExitStack()
+        lock = file_lock(Path(f"{self.path}-lock"), shared=append)
+        if self._claim.enter_context(lock) is None:
+            raise FileExistsError(
+                f"Another run is recording to {str(self.path)!r}: two runs in one file cannot be "
+                "repeated. Give another path, or wait until that run has ended."
+            )
         try:
-            written = self.path.exists() and self.path.stat().st_size > 0
-            found = _open_to_read(self.path) if written else None
-            if found is not None:
-                found.close()
-            self._connect(_claim(self.path, shared=append))
-            if found is None:
-                self._database.executescript(_BEGIN)
-            (count,) = self._database.execute("SELECT COUNT(*) FROM answers").fetchone()
+            with closing(sqlite3.connect(self.path)) as database:
+                database.executescript(_BEGIN)
+                (count,) = database.execute("SELECT COUNT(*) FROM answers").fetchone()
         except sqlite3.Error as err:
             raise ValueError(
                 f"{str(self.path)!r} is no recording that can be written to ({err}). Give "
                 "another path."
             ) from err
         if count and not append:
-            self._closer()
+            self._claim.close()
             raise FileExistsError(
                 f"The recording {str(self.path)!r} holds {count} answers already: two runs in "
                 "one file cannot be repeated. Give another path, or resume that run."
             )
-
-    def _connect(self, claim: IO[str] | None) -> None:
-        # The lock, not SQLite, keeps threads apart.
-        self._lock, self._pid = threading.Lock(), os.getpid()
-        self._database = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
-        # Closing merges the WAL, also at the end of a process that forgot to.
-        self._closer = weakref.finalize(self, _close, self._database, claim, self._pid)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=NORMAL")
+        remember(*secrets_of(advisor))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"advisor": self.advisor, "path": self.path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
         # The original's claim counts for its copies.
-        self._connect(None)
+        self.__dict__.update(state, _claim=ExitStack())
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
         """Return the wrapped advisor's answers, each of them recorded."""
@@ -232,8 +205,6 @@ class RecordingAdvisor(Wrapper):
         self, requests: Sequence[AdviceRequest], entries: list[Entry], start: float
     ) -> None:
         latency_s, model = time.perf_counter() - start, model_name(self.advisor)
-        # Each time: a client may read its key when it is first used.
-        remember(*secrets_of(self.advisor))
         rows = [
             _row(request, entry, model, latency_s)
             for request, entry in zip(requests, entries, strict=True)
@@ -243,13 +214,9 @@ class RecordingAdvisor(Wrapper):
         columns = ", ".join(rows[0])
         values = ", ".join(f":{name}" for name in rows[0])
         try:
-            if self._pid != os.getpid():
-                # SQLite's connections do not survive a fork.
-                self._connect(None)
-            with self._lock, self._database:
-                self._database.executemany(
-                    f"INSERT INTO answers ({columns}) VALUES ({values})", rows
-                )
+            # A connection for each batch: none survives a fork or a pickle.
+            with closing(sqlite3.connect(self.path)) as database, database:
+                database.executemany(f"INSERT INTO answers ({columns}) VALUES ({values})", rows)
         except sqlite3.Error as err:
             raise FatalAdviceError(
                 f"The recording {str(self.path)!r} cannot be written: {err}. Make room or give "
@@ -257,8 +224,8 @@ class RecordingAdvisor(Wrapper):
             ) from err
 
     def close(self) -> None:
-        """Close the recording, and the wrapped advisor where it can be closed."""
-        self._closer()
+        """Let other runs have the file, and close the wrapped advisor where it can be closed."""
+        self._claim.close()
         if hasattr(self.advisor, "close"):
             self.advisor.close()
 
@@ -273,43 +240,11 @@ def model_name(advisor: object) -> str:
 
 
 def _wrapped(advisor: object) -> Iterator[object]:
-    """Yield an advisor and those that it wraps, each once."""
-    seen, pending = set(), [advisor]
-    while pending:
-        one = pending.pop(0)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            pending += [getattr(one, name, None) for name in ("advisor", "before", "after")]
-
-
-def _close(database: sqlite3.Connection, claim: IO[str] | None, pid: int) -> None:
-    if pid == os.getpid():
-        database.close()
-        if claim is not None:
-            # By name: a forked process still has the file open.
-            fcntl.flock(claim, fcntl.LOCK_UN)
-            claim.close()
-
-
-def _claim(path: Path, *, shared: bool) -> IO[str] | None:
-    """Keep other recorders out of a file, or with ``shared`` those that want it alone."""
-    if fcntl is None:
-        return None
-    claim = Path(f"{path}-lock").open("a")  # noqa: SIM115 - as long as the recorder lives
-    try:
-        fcntl.flock(claim, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        return claim
-    except BlockingIOError as err:
-        claim.close()
-        raise FileExistsError(
-            f"Another run is recording to {str(path)!r}: two runs in one file cannot be "
-            "repeated. Give another path, or wait until that run has ended."
-        ) from err
-    except OSError:
-        # A network file system that keeps no locks.
-        claim.close()
-        return None
+    """Yield an advisor and those that it wraps."""
+    yield advisor
+    for name in ("advisor", "before", "after"):
+        if (inner := getattr(advisor, name, None)) is not None:
+            yield from _wrapped(inner)
 
 
 def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> dict[str, Any]:
@@ -321,10 +256,6 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
     usage = Usage() if answer is None else answer.usage
     advice = answer if isinstance(answer, Advice) else None
     error = answer if isinstance(answer, AdviceError) else None
-    read, written = (
-        int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count)))
-        for count in (usage.prompt_tokens, usage.completion_tokens)
-    )
     return {
         # As it is: the answer is found by it.
         "cache_key": request.cache_key,
@@ -338,12 +269,12 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
         "error_kind": safe_kind(error.kind) if error else None,
         "error_status": getattr(error, "status", None),
-        "error_message": clean(str(error), _LONGEST_MESSAGE) if error else None,
+        "error_message": clean(str(error)) if error else None,
         "raised": int(entry.raised),
         "latency_s": latency_s,
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "cost": usage.cost if math.isfinite(usage.cost) else 0.0,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost": usage.cost,
         "time": time.time(),
     }
 
@@ -411,7 +342,7 @@ class RecordedAdvisor:
         in_turn = self._kind == "abstract_state"
         key = _view_key(request.facts) if self._kind == "view" else getattr(request, self._kind)
         if key is None:
-            return self._not_recorded(f"it needs the describer's {_NEEDED[self._kind]}")
+            return self._not_recorded(f"the describer gives no {self._kind!r}, which it needs")
         name = key if in_turn else request.cache_key
         entries = self._answers.get(key)
         if entries is None:
@@ -486,16 +417,12 @@ def _read_lines(path: Path) -> tuple[str, dict[str, list[Entry]]]:
 
 def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
     """Return how a SQLite recording is looked up, and its answers by key, in their order."""
+    _check_recording(path)
     columns = ", ".join(chain(*_READ.values()))
-    columns = columns.replace("raw", f"substr(raw, 1, {_LONGEST_RAW}) AS raw")
     entries: dict[str, list[Entry]] = {}
     try:
-        with closing(_open_to_read(path)) as database:
-            # Text that is no UTF-8 is reported with its row.
-            database.text_factory = decoded
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
-            if not _holds_recording(database, path):
-                raise ValueError(f"{str(path)!r} is an empty database: record to it first.")
             for row in database.execute(f"SELECT id, {columns} FROM answers ORDER BY id"):
                 try:
                     entry = _read_row(row)
@@ -545,36 +472,11 @@ def _read_row(row: sqlite3.Row) -> Entry:
     return Entry(answer, bool(row["raised"]), tuple(actions))
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection | None:
-    """Return a connection to a recording, ``None`` if there is nothing in the file."""
-    # Immutable where no writer is at work: SQLite would else make files beside it, which it
-    # cannot in a read-only folder.
-    written = any(Path(f"{path}{end}").exists() for end in ("-wal", "-journal"))
-    mode = "mode=ro" if written else "immutable=1"
-    database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=5.0)
-    try:
-        if _holds_recording(database, path):
-            return database
-    except BaseException:
-        database.close()
-        raise
-    database.close()
-    return None
-
-
-def _holds_recording(database: sqlite3.Connection, path: Path) -> bool:
-    (owner,) = database.execute("PRAGMA application_id").fetchone()
-    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
-    if owner not in (0, _APPLICATION_ID) or (tables and not {"recording", "answers"} & tables):
+def _check_recording(path: Path) -> None:
+    """Raise a ``ValueError`` unless a file has the mark of a recording in SQLite's header."""
+    with path.open("rb") as file:
+        header = file.read(72)
+    if header[:16] != _SQLITE_MAGIC or int.from_bytes(header[68:], "big") != _APPLICATION_ID:
         raise ValueError(
             f"{str(path)!r} is another program's database, not a recording. Give another path."
         )
-    if not tables:
-        return False
-    database.execute("PRAGMA trusted_schema = OFF")
-    if (part := foreign_part(database, ("recording", "answers"), ("answers_by_key",))) is not None:
-        raise ValueError(f"{str(path)!r} holds {part}, which no recording does. Give another path.")
-    (found,) = database.execute("SELECT format FROM recording").fetchone() or (None,)
-    if found != _FORMAT:
-        raise ValueError(f"{str(path)!r} has format {found!r}, not {_FORMAT!r}.")
-    return True

@@ -7,7 +7,6 @@ replaces it in every text that leaves the process: logs, errors, files, W&B.
 from __future__ import annotations
 
 import base64
-import inspect
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import lru_cache
-from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -41,27 +39,12 @@ _PATTERNS = (
 )
 # Shorter values are placeholders such as "none", "EMPTY" and "ollama".
 _SHORTEST = 7
-# How a secret may be spelled: escaped for JSON, a URL or HTML, and with white space, colors of
-# a terminal, invisible characters and backslashes in between.
-_INVISIBLE = (
-    r"[\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    r"\ufe00-\ufe0f\ufeff]"
-)
-_ESCAPE = re.compile(
-    r"(?:\x1b|\\+(?:x|u00)1b)(?:\[[0-?]{0,16}[ -/]{0,4}[@-~])?"
-    r"|(?:\\+u(?P<json>[0-9a-f]{4})|\\+x(?P<byte>[0-9a-f]{2})|%(?:25)*(?P<url>[0-9a-f]{2})"
-    r"|&\#x0{0,4}(?P<html>[0-9a-f]{2});)|&\#0{0,4}(?P<decimal>\d{2,3});"
-    rf"|\\+[nrtfbv0]?|{_INVISIBLE}+"
-)
-# The last two letters of base64's alphabet are others where it goes into a URL.
-_URL_BASE64 = str.maketrans("-_", "+/")
+# White space, or a line's end that is escaped, which may stand between the characters of a secret.
+_GAP = r"(?:\s|\\{1,16}[nrt])*+"
 # Characters that one spelled secret may take. Of a text that is cut off, as many are dropped.
 _LONGEST_SPELLING = 4096
-# How far settings are searched: deep enough for wrappers around a client's headers, and
-# never through a model, a library or a large cache.
+# How deep settings are searched: through wrappers, to a client's headers.
 _DEEPEST = 6
-_WIDEST = 256
-_OPAQUE = {"torch", "torchrl", "tensordict", "transformers", "tokenizers", "numpy", "sqlite3"}
 # Characters of foreign text that are read for each one that is shown.
 _WINDOW = 16
 
@@ -120,9 +103,9 @@ def redact(text: str, *, limit: int | None = None) -> str:
     r"""Return ``text`` without the secrets of this process, and without what looks like one.
 
     Hidden are the remembered values and those of the environment's variables that are named
-    as keys: plain, as hex or base64, in either case, in escapes of JSON, HTML or URLs, and
-    with white space, control or zero-width characters in between. The time is linear in the
-    text. Of the text ``limit`` characters are kept; a secret at the cut leaves no beginning.
+    as keys: plain, in base64, in either case, in escapes of JSON or URLs, and with white space in
+    between. The time is linear in the text. Of the text ``limit`` characters are kept; a secret
+    at the cut leaves no beginning.
     """
     cut = limit is not None and len(text) > limit + _LONGEST_SPELLING
     if cut:
@@ -133,67 +116,23 @@ def redact(text: str, *, limit: int | None = None) -> str:
         if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
     }
     # The longest first: one secret may begin with another.
-    if known := sorted(_known | named, key=len, reverse=True):
-        for secret in known:
-            text = text.replace(secret, REDACTED)
-        text = _without_spellings(text, known)
+    for secret in sorted(_known | named, key=len, reverse=True):
+        text = _spelled(secret).sub(REDACTED, text)
     for pattern in _PATTERNS:
         text = pattern.sub(REDACTED, text)
     return (text[:-_LONGEST_SPELLING] if cut else text)[:limit]
 
 
-def _without_spellings(text: str, secrets: Iterable[str]) -> str:
-    plain, places = _unescaped(text)
-    found = []
-    for form in {form for secret in secrets for form in _forms(secret)}:
-        at = plain.find(form)
-        while at >= 0:
-            found.append((places[at][0], places[at + len(form) - 1][1]))
-            at = plain.find(form, at + len(form))
-    kept, done = [], 0
-    for start, end in sorted(found):
-        if start >= done:
-            kept += text[done:start], REDACTED
-        done = max(done, end)
-    return "".join((*kept, text[done:]))
-
-
-def _unescaped(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return what a text spells, and where in it each character begins and ends."""
-    # "İ" is the one character whose lower case has another length.
-    text = text.replace("İ", "I").lower()
-    parts: list[str] = []
-    places: list[tuple[int, int]] = []
-    done = 0
-
-    def keep_until(at: int) -> None:
-        parts.append(text[done:at])
-        places.extend((index, index + 1) for index in range(done, at))
-
-    for escape in _ESCAPE.finditer(text):
-        keep_until(escape.start())
-        done = escape.end()
-        if escape.lastgroup is not None:
-            code = escape[escape.lastgroup]
-            char = chr(int(code, 10 if escape.lastgroup == "decimal" else 16))
-            if char != "\\" and not re.match(_INVISIBLE, char):
-                parts.append(char.lower() if char.isascii() else char)
-                places.append(escape.span())
-    keep_until(len(text))
-    return "".join(parts).translate(_URL_BASE64), places
-
-
 @lru_cache(maxsize=256)
-def _forms(secret: str) -> tuple[str, ...]:
-    """Return what an unescaped text holds that holds a secret: itself, its hex, its base64."""
-    raw = secret.encode("utf-8", "surrogatepass")
-    forms = [_unescaped(secret)[0], raw.hex()]
-    # It may begin anywhere in base64's groups of three bytes. The characters at its ends
-    # depend on its neighbors.
-    for before in range(3):
-        code = base64.b64encode(bytes(before) + raw).decode().lower()
-        forms.append(code[-(-before * 4 // 3) : (before + len(raw)) * 4 // 3])
-    return tuple(form for form in forms if len(form) >= _SHORTEST)
+def _spelled(secret: str) -> re.Pattern[str]:
+    """Return what finds a secret however it is spelled."""
+    # Backslashes double whenever JSON is put into JSON.
+    chars = (
+        rf"(?:\\{{0,16}}{re.escape(char)}|\\{{1,16}}u{ord(char):04x}|%{ord(char):02x})"
+        for char in secret
+    )
+    base64_form = base64.b64encode(secret.encode(errors="replace")).decode().rstrip("=")
+    return re.compile(f"{_GAP.join(chars)}|{re.escape(base64_form)}", re.IGNORECASE)
 
 
 def redact_all(value: Any) -> Any:
@@ -290,35 +229,24 @@ def secrets_of(owner: object) -> set[str]:
     and query in an address under a name such as ``base_url``. A name that ends with ``_env``
     is that of a variable.
     """
-    found: set[str] = set()
-    _collect(owner, found, set(), 0)
-    return {secret for secret in found if len(secret) >= _SHORTEST}
+    return {secret for secret in _secrets("", owner, _DEEPEST, set()) if len(secret) >= _SHORTEST}
 
 
-def _collect(owner: object, found: set[str], seen: set[int], depth: int) -> None:
-    if id(owner) in seen or depth > _DEEPEST:
-        return
-    if isinstance(owner, (type, ModuleType)) or inspect.isroutine(owner):
-        return
-    if type(owner).__module__.partition(".")[0] in _OPAQUE:
-        return
-    seen.add(id(owner))
-    for name, value in list(islice(_members(owner), _WIDEST)):
-        # Pydantic and we wrap secrets so.
-        if hasattr(value, "get_secret_value"):
-            found.add(str(value.get_secret_value()))
-            continue
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", errors="replace")
-        if isinstance(value, str):
-            names_it = name.lower().endswith("_env") and (value.isupper() or value in os.environ)
-            if _SECRET_NAME.search(name) and not names_it:
-                # "Bearer <key>" hides the key as well as the whole.
-                found.update((value, *value.split()))
-            elif name.lower().endswith(("url", "uri", "proxy")):
-                found.update(_in_address(value))
-        elif not isinstance(value, (int, float, complex, type(None))):
-            _collect(value, found, seen, depth + 1)
+def _secrets(name: str, value: object, depth: int, seen: set[int]) -> Iterator[str]:
+    # Pydantic and we wrap secrets so.
+    if hasattr(value, "get_secret_value"):
+        yield str(value.get_secret_value())
+    elif isinstance(value, str):
+        names_it = name.lower().endswith("_env") and (value.isupper() or value in os.environ)
+        if _SECRET_NAME.search(name) and not names_it:
+            # "Bearer <key>" hides the key as well as the whole.
+            yield from (value, *value.split())
+        elif name.lower().endswith(("url", "uri", "proxy")):
+            yield from _in_address(value)
+    elif depth and id(value) not in seen:
+        seen.add(id(value))
+        for member, held in _members(value):
+            yield from _secrets(member, held, depth - 1, seen)
 
 
 def _in_address(url: str) -> list[str]:
@@ -327,15 +255,13 @@ def _in_address(url: str) -> list[str]:
     return [user, *user.split(":"), *(word.partition("=")[2] for word in query.split("&"))]
 
 
-def _members(owner: object) -> Iterator[tuple[str, Any]]:
+def _members(owner: object) -> Iterable[tuple[str, Any]]:
     if isinstance(owner, Mapping):
-        yield from ((str(name), value) for name, value in owner.items())
-    elif isinstance(owner, (list, tuple, set, frozenset)):
-        yield from (("", value) for value in owner)
-    else:
-        yield from getattr(owner, "__dict__", {}).items()
-        if is_dataclass(owner) and not hasattr(owner, "__dict__"):
-            yield from ((field.name, getattr(owner, field.name)) for field in fields(owner))
-        # A class may name its key beside its methods.
-        for base in type(owner).__mro__[:-1]:
-            yield from ((name, value) for name, value in vars(base).items() if type(value) is str)
+        return ((str(name), value) for name, value in owner.items())
+    if isinstance(owner, (list, tuple)):
+        return (("", value) for value in owner)
+    if is_dataclass(owner):
+        return ((field.name, getattr(owner, field.name)) for field in fields(owner))
+    if isinstance(owner, (type, ModuleType)):
+        return ()
+    return getattr(owner, "__dict__", {}).items()

@@ -7,7 +7,7 @@ from typing import Any
 
 from lore_torchrl.configs.setting import Settings, setting
 
-_MODES = ("auto", "decisions", "logprobs", "json", "vote")
+_MODES = ("auto", "logprobs", "json", "vote")
 _SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 
 
@@ -99,10 +99,9 @@ class LocalAdvisorConfig(Settings, prefix="advisor"):
     chat: bool | None = setting(None, "Whether to use the chat template; null: if there is one.")
     length_normalised: bool = setting(False, "Divide an action's log-likelihood by its tokens.")
     max_tokens: int | None = setting(
-        None, "Longest prompt with action, in tokens; null is what the model reads.", ge=2
-    )
-    truncate: bool = setting(
-        False, "A longer prompt loses its beginning (true), or gets no answer (false)."
+        None,
+        "Longest prompt with action that is answered, in tokens; null: what the model reads.",
+        ge=2,
     )
     max_sequences: int = setting(64, "Prompts with actions in one forward pass.", ge=1)
 
@@ -146,7 +145,7 @@ class ChatAdvisorConfig(Settings, prefix="advisor"):
     backoff_s: list[float] = setting(
         lambda: [0.5, 8.0], "First and longest wait between attempts, seconds."
     )
-    max_response_bytes: int = setting(1_048_576, "Largest answer, decompressed, bytes.", ge=1)
+    max_response_bytes: int = setting(1_048_576, "Largest answer, bytes.", ge=1)
     max_concurrency: int = setting(8, "Requests on the wire at once.", ge=1)
     requests_per_minute: float | None = setting(None, "Limit on requests; null for none.")
     send_image: bool = setting(False, "Whether the image is sent beside the text.")

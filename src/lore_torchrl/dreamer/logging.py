@@ -40,18 +40,17 @@ def _wandb_mode(directory: Path) -> str:
 
 def _in_netrc(host: str) -> bool:
     """Return whether there is a password for a host where ``wandb login`` writes it."""
-    named = os.environ.get("NETRC")
-    paths = [Path(named).expanduser()] if named else [Path.home() / n for n in (".netrc", "_netrc")]
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     try:
-        for path in paths:
-            if path.exists():
-                found = netrc.netrc(path).authenticators(host)
-                return bool(found and found[2])
+        found = netrc.netrc(path).authenticators(host)
+        return bool(found and found[2])
+    except FileNotFoundError:
+        return False
     except (netrc.NetrcParseError, OSError) as error:
         # Not the message: it may quote a password.
         problem = type(error).__name__
         torchrl_logger.warning("%s gives W&B no account, it cannot be read: %s", path, problem)
-    return False
+        return False
 
 
 def _build_backend(

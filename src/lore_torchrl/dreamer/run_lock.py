@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import platform
@@ -13,51 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 from torchrl import logger as torchrl_logger
 
+from lore_torchrl.advisors.file_lock import file_lock
 from lore_torchrl.advisors.redaction import redacted_log, remember, secrets_of
 from lore_torchrl.configs import TrainConfig
 
 #: What ends a run early.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_held: set[IO[str]] = set()
-
-
-@contextmanager
-def file_lock(path: Path) -> Iterator[IO[str] | None]:
-    """Lock a file, which is made where missing; ``None`` if another process has it.
-
-    The kernel lets go of the lock when the process ends. A child that is given the file
-    (``pass_fds``) holds it as well, one that is forked does not. Windows and some network file
-    systems have no such locks; there a file is never found locked.
-    """
-    with path.open("a") as file:
-        taken = False
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            taken = True
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            torchrl_logger.warning(
-                f"{path} cannot be locked ({error}): see to it that one run alone uses its folder."
-            )
-        if taken:
-            yield None
-            return
-        _held.add(file)
-        try:
-            yield file
-        finally:
-            _held.discard(file)
 
 
 def sign(lock: IO[str], pid: int) -> None:
@@ -65,17 +27,6 @@ def sign(lock: IO[str], pid: int) -> None:
     lock.truncate(0)
     lock.write(f"{pid} on {platform.node()}")
     lock.flush()
-
-
-def _let_go() -> None:
-    for file in _held:
-        file.close()
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    # A worker that outlives a killed run must not keep its folder.
-    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
