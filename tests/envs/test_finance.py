@@ -240,8 +240,8 @@ def test_the_chart_shows_the_price_and_what_is_held():
     env = FinancialRegimes(max_steps=9).make_env(num_envs=2, seed=0, pixels=True)
     state = env.step(env.reset().set("action", torch.stack([HOLD, BUY])))["next"]
     out, bought = state["pixels"]
-    assert out.shape == (96, 8 * 19, 3) and out.dtype == torch.uint8
-    # Every column has some line, grey without a share and green with one.
+    assert out.shape == (96, 8 * 20, 3) and out.dtype == torch.uint8
+    # Every column has a bar, grey without a share and green with one.
     for picture, color in ((out, (90, 90, 90)), (bought, (30, 140, 60))):
         assert (picture == torch.tensor(color, dtype=torch.uint8)).all(-1).any(0).all()
 

@@ -283,11 +283,3 @@ def test_the_script_says_what_is_wrong_without_a_traceback(tmp_path, run_script)
     (tmp_path / "done").touch()
     with pytest.raises(SystemExit, match=r"Cannot report: .*run\.json is damaged"):
         run_script(tmp_path)
-
-
-def test_counters_of_earlier_versions_are_read_under_their_present_names():
-    record = Record(
-        "e", "m", 0, [{"step": 1, "advice/cache_near_hits": 3.0, "advice/refuted": 2.0}]
-    )
-    assert record.last("advice/cache_shared_hits") == 3.0
-    assert record.last("advice/noops_filtered") == 2.0

@@ -23,7 +23,6 @@ from lore_torchrl.inspection import (
     draw,
     inspect_checkpoint,
     play,
-    save_sheets,
     to_png,
     write_page,
 )
@@ -204,16 +203,7 @@ def test_files_for_people(run, tmp_path, kind):
         assert Image.open(video).n_frames == steps
     else:
         assert video.read_bytes()[4:8] == b"ftyp"
-    assert (tmp_path / "out" / "episode0_sheet0.png").exists()
     assert (tmp_path / "out" / "episode0_timeline.png").exists()
-
-
-def test_sheets_hold_every_picture(tmp_path):
-    pictures = [np.full((4, 6, 3), shade, dtype=np.uint8) for shade in range(0, 250, 10)]
-    paths = save_sheets(tmp_path, "e", pictures)
-    shown = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
-    assert [sheet.shape for sheet in shown] == [(32, 18, 3), (4, 18, 3)]
-    assert shown[1][:, :6].mean() == 240 and (shown[1][:, 6:] == 255).all()
 
 
 def test_bad_input(tmp_path):

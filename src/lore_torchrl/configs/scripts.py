@@ -58,4 +58,4 @@ class InspectConfig(Settings):
         "gif", "Or null for none; mp4 needs lore-torchrl[video].", among=("gif", "mp4")
     )
     steps_per_s: float = setting(3.0, "Steps shown in a second of it.", gt=0)
-    output: str = setting("outputs/inspect", "Where videos, sheets and the page go.")
+    output: str = setting("outputs/inspect", "Where the video, the timeline and the page go.")

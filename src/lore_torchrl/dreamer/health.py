@@ -45,17 +45,8 @@ class _Memory:
 class HealthMonitor:
     r"""Check each row of metrics for common failures of a run.
 
-    | check | trips when | after |
-    | --- | --- | --- |
-    | ``entropy_collapse`` | ``lore/entropy_wm`` < ``entropy_share`` :math:`\cdot \ln A`, and ``train/success`` below one half | ``patience`` rows |
-    | ``kl_over_delta`` | ``learner/lore_kl`` > ``kl_factor`` :math:`\cdot \delta`, with :math:`\lambda` at its maximum | ``patience`` rows |
-    | ``beta_saturated`` | ``lore/beta_mean`` > ``beta_share`` :math:`\cdot \beta_{max}`, nearly constant, once the learner learns | ``patience`` rows |
-    | ``model_error`` | ``loss/model_reco`` > ``model_error_factor`` times its lowest | ``patience`` rows |
-    | ``value_overconfidence`` | ``learner/return_high`` > best ``train/return`` of a row, or 0 if that is negative, + ``value_margin`` | ``patience`` rows |
-    | ``no_reward`` | ``no_reward_steps`` without a positive ``train/return`` or ``train/success`` | at once |
-    | ``invalid_answers`` | of 5 calls or more since the last row, more than ``invalid_share`` failed | ``patience`` rows, or at once if no call is left |
-    | ``budget_burn`` | no call is left, and the last was made before ``budget_burn_share`` of the run | at once |
-    | ``nonfinite`` | a loss, or ``health/nonfinite_parameters``, is not finite or not 0 | at once |
+    :class:`~lore_torchrl.configs.HealthConfig` says what each check trips on and after how many
+    rows; ``docs/troubleshooting.md`` what to do then.
 
     A row that lacks a check's metrics leaves that check as it was; so does
     ``value_overconfidence`` until an episode has ended. Where rewards are negative a part of an
@@ -65,13 +56,13 @@ class HealthMonitor:
         config: Thresholds; ``None`` switches a check off.
 
     Keyword Args:
-        num_actions: :math:`A`.
+        num_actions: Number of discrete actions.
         total_steps: Environment steps of the run.
         beta_max: The gate's largest weight; ``0`` for a run without advice, whose messages
             then name no advisor. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
-    """  # noqa: E501
+    """
 
     config: HealthConfig
     _: KW_ONLY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,9 @@ from torchrl.envs import EnvBase
 from lore_torchrl.advisors.base import AdviceRequest, Describer
 from lore_torchrl.advisors.scripted import Planner
 from lore_torchrl.envs.batch import close_env
+
+# Of the samples that programs are checked with.
+_RANDOM_SHARE, _GAMMA = 0.5, 1.0 - 1.0 / 333.0
 
 
 @runtime_checkable
@@ -192,26 +195,8 @@ def sample_request(
     """
     if steps < 0:
         raise ValueError(f"steps must not be negative, got {steps}.")
-    env = adapter.make_env(num_envs=1, seed=seed)
     describer = adapter.make_describer(memory=memory, image=image)
-    actions = anchors_of(describer)
-    if actions is None:
-        actions = torch.eye(len(describer.actions), dtype=torch.long)
-    generator = torch.Generator().manual_seed(seed)
-    tensordict = env.reset()
-    seen = read_row(tensordict, 0, describer.in_keys)
-    describer.observe(0, seen, None, reset=True)
-    for _ in range(steps):
-        mask = tensordict.get("action_mask", torch.ones(1, len(actions)))
-        choices = mask[0].nonzero().flatten()
-        action = choices[torch.randint(len(choices), (), generator=generator)]
-        stepped, tensordict = env.step_and_maybe_reset(
-            tensordict.set("action", actions[action][None])
-        )
-        ended = bool(stepped["next", "done"].any())
-        seen = read_row(tensordict, 0, describer.in_keys)
-        describer.observe(0, seen, None if ended else int(action), reset=ended)
-    close_env(env)
+    *_, (seen, _, _) = _play(adapter, describer, None, steps=steps, seed=seed)
     request = describer.request(0, seen)
     if image:
         check_picture(request, describer)
@@ -219,25 +204,17 @@ def sample_request(
 
 
 def sample_views(
-    adapter: EnvAdapter,
-    *,
-    steps: int = 400,
-    random_share: float = 0.5,
-    gamma: float = 1.0 - 1.0 / 333.0,
-    seed: int = 0,
-    memory: bool = False,
+    adapter: EnvAdapter, *, steps: int = 400, seed: int = 0, memory: bool = False
 ) -> tuple[list[dict[str, Any]], list[float]]:
     """Play and return what a program would have seen, and what each observation returned.
 
-    The player is the adapter's planner with a share of random actions, or random without one.
+    The player is the adapter's planner with half of its actions random, or random without one.
 
     Args:
         adapter: Makes the environment; its describer needs a ``program_view``.
 
     Keyword Args:
         steps: Steps to play. Default: ``400``.
-        random_share: Share of random actions. Default: ``0.5``.
-        gamma: Discount of the returns. Default: ``1 - 1/333``.
         seed: Seed of the environment and of the steps. Default: ``0``.
         memory: Whether the describer remembers what was seen. Default: ``False``.
 
@@ -245,40 +222,48 @@ def sample_views(
         Each different view in the order of its coming, and the discounted return that followed it
         first; the episode that the steps cut off counts as if nothing more came.
     """
-    env = adapter.make_env(num_envs=1, seed=seed)
     describer = adapter.make_describer(memory=memory)
-    planner = planner_of(adapter)
+    played = [
+        (describer.program_view(0, seen), reward, begins)
+        for seen, reward, begins in _play(
+            adapter, describer, planner_of(adapter), steps=steps, seed=seed
+        )
+    ]
+    returns, following = [], 0.0
+    for _, reward, begins in played[:0:-1]:
+        following = reward + _GAMMA * (0.0 if begins else following)
+        returns.append(following)
+    found: dict[str, tuple[dict[str, Any], float]] = {}
+    for (view, _, _), following in zip(played[:-1], returns[::-1], strict=True):
+        found.setdefault(json.dumps(view), (view, following))
+    return [view for view, _ in found.values()], [value for _, value in found.values()]
+
+
+def _play(
+    adapter: EnvAdapter, describer: Describer, planner: Planner | None, *, steps: int, seed: int
+) -> Iterator[tuple[dict[str, Any], float, bool]]:
+    """Yield each observation, the reward that led to it, and whether an episode begins there."""
+    env = adapter.make_env(num_envs=1, seed=seed)
     actions = anchors_of(describer)
     if actions is None:
         actions = torch.eye(len(describer.actions), dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
-    tensordict, last = env.reset(), None
-    found: dict[str, tuple[dict[str, Any], float]] = {}
-    episode: list[tuple[dict[str, Any], float]] = []
-    for step in range(steps):
+    tensordict, seen, last, reward = env.reset(), {}, None, 0.0
+    for step in range(steps + 1):
+        if step:
+            values = None if planner is None else planner(describer.request(0, seen))
+            mask = tensordict.get("action_mask", torch.ones(1, len(actions)))
+            choices = mask[0].nonzero().flatten()
+            last = int(choices[torch.randint(len(choices), (), generator=generator)])
+            if values is not None and torch.rand((), generator=generator) >= _RANDOM_SHARE:
+                last = int(torch.as_tensor(values).argmax())
+            stepped, tensordict = env.step_and_maybe_reset(
+                tensordict.set("action", actions[last][None])
+            )
+            reward = float(stepped["next", "reward"])
+            if stepped["next", "done"].any():
+                last = None
         seen = read_row(tensordict, 0, describer.in_keys)
         describer.observe(0, seen, last, reset=last is None)
-        view = describer.program_view(0, seen)
-        values = None if planner is None else planner(describer.request(0, seen))
-        mask = tensordict.get("action_mask", torch.ones(1, len(actions)))
-        choices = mask[0].nonzero().flatten()
-        drawn = choices[torch.randint(len(choices), (), generator=generator)]
-        if values is None or torch.rand((), generator=generator) < random_share:
-            last = int(drawn)
-        else:
-            last = int(torch.as_tensor(values).argmax())
-        stepped, tensordict = env.step_and_maybe_reset(
-            tensordict.set("action", actions[last][None])
-        )
-        episode.append((view, float(stepped["next", "reward"])))
-        ended = bool(stepped["next", "done"].any())
-        if ended or step == steps - 1:
-            returns = [0.0]
-            for _, reward in reversed(episode):
-                returns.append(reward + gamma * returns[-1])
-            for (view, _), following in zip(episode, returns[:0:-1], strict=True):
-                found.setdefault(json.dumps(view), (view, following))
-            episode.clear()
-        last = None if ended else last
+        yield seen, reward, last is None
     close_env(env)
-    return [view for view, _ in found.values()], [value for _, value in found.values()]

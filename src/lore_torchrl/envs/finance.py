@@ -34,8 +34,8 @@ _EVEN = 0.01
 #: Entries of ``FinancialRegimeEnv`` that are carried from day to day, beside the day.
 STATE = ("price_history", "current_holdings", "entry_price")
 _HEIGHT, _COLUMNS = 96, 8
-# Paper, price without a share, price with one, and what was paid.
-_CHART_COLORS = ((250, 250, 250), (90, 90, 90), (30, 140, 60), (200, 120, 40))
+# Paper, price without a share, and price with one.
+_CHART_COLORS = ((250, 250, 250), (90, 90, 90), (30, 140, 60))
 #: Rising and falling, calm and turbulent. The drifts are several times those of real
 #: markets: with real ones a trend can hardly be told from chance within a year.
 REGIMES = (
@@ -92,7 +92,7 @@ class FinancialRegimes:
         # TorchRL's environment draws a whole batch from one generator: a row has its own.
         env = TransformedEnv(batch_rows(self._make_row, **batch), RewardScaling(0.0, 100.0))
         env.append_transform(RewardSum()).append_transform(Success(self.success))
-        return env.append_transform(PriceChart(self.settings["window"])) if pixels else env
+        return env.append_transform(PriceChart()) if pixels else env
 
     def _make_row(self, seed: int) -> EnvBase:
         return RegimeSwitchingEnv(**self.settings, seed=seed)
@@ -229,42 +229,30 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
 
 
 class PriceChart(ObservationTransform):
-    """Draw ``pixels``, uint8 ``[*B, 96, 8 (window - 1), 3]``, for people.
+    """Draw ``pixels``, uint8 ``[*B, 96, 8 window, 3]``, for people.
 
-    The prices of a ``window`` as a line, green while a share is held, and the price it was
-    bought at as another.
+    A bar for each price of the window, green while a share is held.
     """
 
-    def __init__(self, window: int) -> None:
-        super().__init__(in_keys=list(STATE), out_keys=["pixels"])
-        self.columns = _COLUMNS * (window - 1)
+    def __init__(self) -> None:
+        super().__init__(in_keys=["price_history", "current_holdings"], out_keys=["pixels"])
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        prices, held, entry = (next_tensordict.get(key) for key in self.in_keys)
-        marks = torch.where(held, entry, prices[..., -1:])
-        low = torch.minimum(prices.amin(-1, keepdim=True), marks)
-        high = torch.maximum(prices.amax(-1, keepdim=True), marks)
-
-        def height(price: Tensor) -> Tensor:
-            return 4.0 + (_HEIGHT - 9.0) * (high - price) / (high - low).clamp_min(1e-9)
-
-        line = torch.nn.functional.interpolate(
-            height(prices).unsqueeze(-2), self.columns + 1, mode="linear", align_corners=True
-        ).squeeze(-2)
-        rows = torch.arange(_HEIGHT).view(-1, 1)
-        first, second = line[..., None, :-1], line[..., None, 1:]
-        drawn = (rows >= torch.minimum(first, second) - 1) & (rows <= torch.maximum(first, second))
-        bought = held[..., None] & ((rows - height(entry)[..., None]).abs() < 0.5)
-
-        paper, ink, green, amber = torch.tensor(_CHART_COLORS, dtype=torch.uint8)
-        picture = torch.where(bought.unsqueeze(-1), amber, paper)
-        ink = torch.where(held[..., None, None], green, ink)
-        return next_tensordict.set("pixels", torch.where(drawn.unsqueeze(-1), ink, picture))
+        prices, held = (next_tensordict.get(key) for key in self.in_keys)
+        low, high = prices.aminmax(dim=-1, keepdim=True)
+        heights = 4.0 + (_HEIGHT - 8.0) * (prices - low) / (high - low).clamp_min(1e-9)
+        bars = torch.arange(_HEIGHT, 0, -1).view(-1, 1) <= heights.unsqueeze(-2)
+        paper, grey, green = torch.tensor(_CHART_COLORS, dtype=torch.uint8)
+        ink = torch.where(held[..., None, None], green, grey)
+        chart = torch.where(bars.unsqueeze(-1), ink, paper)
+        return next_tensordict.set("pixels", chart.repeat_interleave(_COLUMNS, -2))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entry."""
-        shape, device = (*observation_spec.shape, _HEIGHT, self.columns, 3), observation_spec.device
-        observation_spec["pixels"] = Bounded(0, 255, shape, dtype=torch.uint8, device=device)
+        *batch, window = observation_spec["price_history"].shape
+        observation_spec["pixels"] = Bounded(
+            0, 255, (*batch, _HEIGHT, _COLUMNS * window, 3), dtype=torch.uint8
+        )
         return observation_spec
 
 

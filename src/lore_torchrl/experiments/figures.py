@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,10 +169,7 @@ def _profile(figure: Figure, study: Study) -> None:
     thresholds = np.linspace(min(known), max(known), 101)
     for number, (method, tasks) in enumerate(scores.items()):
         if tasks:
-
-            def profile(*tasks: np.ndarray) -> np.ndarray:
-                return performance_profile(thresholds, *tasks)
-
+            profile = partial(performance_profile, thresholds)
             fraction, low, high = bootstrap(profile, *tasks, draws=2_000)
             color = method_color(number)
             axes.step(thresholds, fraction, where="post", color=color, label=literal(method))

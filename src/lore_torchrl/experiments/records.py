@@ -43,11 +43,6 @@ _NO_METHOD = re.compile(
     r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
     r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
 )
-# Counters of earlier versions, by the names that they have now.
-_RENAMED = {
-    "advice/cache_near_hits": "advice/cache_shared_hits",
-    "advice/refuted": "advice/noops_filtered",
-}
 
 
 @dataclass(frozen=True)
@@ -66,11 +61,6 @@ class Record:
     seconds: float | None = None
     machine: str | None = None
     source: str = ""
-
-    def __post_init__(self) -> None:
-        """Read what earlier versions logged under its present name."""
-        rows = [{_RENAMED.get(n, n): value for n, value in row.items()} for row in self.rows]
-        self.rows[:] = rows
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""

@@ -1,7 +1,7 @@
 """Episodes of a trained agent, step by step: what it saw, was advised and did."""
 
 from lore_torchrl.inspection.episodes import SOURCES, Episode, Moment, Recording, play
-from lore_torchrl.inspection.figures import draw, save_sheets, save_timeline, save_video
+from lore_torchrl.inspection.figures import draw, save_timeline, save_video
 from lore_torchrl.inspection.page import inspect_checkpoint, to_png, write_page
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "draw",
     "inspect_checkpoint",
     "play",
-    "save_sheets",
     "save_timeline",
     "save_video",
     "to_png",

@@ -118,22 +118,9 @@ def play(
     ``calls``, and their answers are kept nowhere. Nothing is learned, and nothing of the run
     is changed. There are no random steps (``lore.epsilon``).
 
-    Args:
-        checkpoint: Run folder, its checkpoints folder, or one checkpoint.
-
-    Keyword Args:
-        episodes: Number of episodes. Default: ``1``.
-        calls: New questions to the advisor, at most. Default: ``0``.
-        coefficient: Mixing coefficient, 0 to 1; 0 shows the advice and acts without it.
-            Default: ``None``, drawn by the bandit as in training.
-        seed: Seed of environments and draws. Default: ``None``, the run's own.
-        deterministic: Take the likeliest action instead of sampling. Default: ``False``.
-        max_steps: Cut an episode after so many steps. Default: ``None``.
-        trust: What the checkpoint may name besides this package's environments and advisors,
-            exactly as it names them: import paths, and with ``calls`` the advisor's server,
-            variable of the key and local model. Default: none.
-        advisor: Advisor to ask instead of the run's own. Answers of another model or prompt
-            are not shared, those in the cache included. Default: ``None``.
+    ``advisor`` is asked instead of the run's own: answers of another model or prompt are not
+    shared, those in the cache included. The other settings are as of
+    :class:`~lore_torchrl.configs.InspectConfig`.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.

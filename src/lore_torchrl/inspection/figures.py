@@ -1,4 +1,4 @@
-"""Figures of an episode: its steps as pictures, sheets and video, and its timeline."""
+"""Figures of an episode: its steps as pictures and video, and its timeline."""
 
 from __future__ import annotations
 
@@ -92,26 +92,6 @@ def require_mp4() -> Callable:
             "MP4 needs an encoder: pip install 'lore-torchrl[video]', or use a GIF."
         ) from err
     return write_frames
-
-
-def save_sheets(folder: str | Path, name: str, pictures: Sequence[np.ndarray]) -> list[Path]:
-    """Write pictures side by side as PNG files, eight rows of three a sheet.
-
-    They are uint8 ``[H, W, 3]`` each, of one size; ``name`` begins the names of the files.
-    """
-    height, width = pictures[0].shape[:2]
-    paths, columns, whole = [], 3, 24
-    for first in range(0, len(pictures), whole):
-        part = pictures[first : first + whole]
-        rows = -(-len(part) // columns)
-        sheet = np.full((rows * height, columns * width, 3), 255, dtype=np.uint8)
-        for place, picture in enumerate(part):
-            y, x = divmod(place, columns)
-            sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = picture
-        path = Path(folder) / f"{name}_sheet{first // whole}.png"
-        Image.fromarray(sheet).quantize(128).save(path)
-        paths.append(path)
-    return paths
 
 
 def save_timeline(path: str | Path, episode: Episode) -> Path:

@@ -14,13 +14,7 @@ from PIL import Image
 
 from lore_torchrl.configs import InspectConfig
 from lore_torchrl.inspection.episodes import Recording, play
-from lore_torchrl.inspection.figures import (
-    draw,
-    require_mp4,
-    save_sheets,
-    save_timeline,
-    save_video,
-)
+from lore_torchrl.inspection.figures import draw, require_mp4, save_timeline, save_video
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -53,7 +47,7 @@ choose();
 
 
 def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
-    """Play episodes and write video, sheets, timeline and page into ``config.output``.
+    """Play episodes and write video, timeline and page into ``config.output``.
 
     Returned are what was played, and the path of the page.
 
@@ -74,7 +68,6 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
         # The uncompressed pictures of all episodes would fill the memory.
         pictures.append([to_png(picture) for picture in drawn])
         timelines.append(save_timeline(output / f"episode{index}_timeline.png", episode))
-        save_sheets(output, f"episode{index}", drawn)
         if c.video is not None:
             save_video(output / f"episode{index}.{c.video}", drawn, steps_per_s=c.steps_per_s)
     return recording, write_page(output / "inspect.html", recording, pictures, timelines)

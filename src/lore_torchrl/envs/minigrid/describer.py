@@ -119,7 +119,6 @@ class MiniGridDescriber:
         num_actions: How many of MiniGrid's actions there are: the first so many. Default: ``7``.
 
     Raises:
-        ValueError: If an observation's ``image`` lacks the shape ``[N, N, 3]``.
         RuntimeError: With ``memory``, if a row is asked about before it was observed.
     """
 
@@ -166,11 +165,11 @@ class MiniGridDescriber:
             self._rows[row] = _Memory()
         elif action is not None and ACTIONS[action] == "forward":
             self._rows[row].step_ahead()
-        self._rows[row].record(_view(observation), _direction(observation))
+        self._rows[row].record(observation["image"], _direction(observation))
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return a digest of the view or map, what is carried, and the mission."""
-        view = _view(observation)
+        view = observation["image"]
         digest = hashlib.blake2b(observation["mission"].encode(), digest_size=16)
         # The view's own cell shows what is carried.
         if self.memory:
@@ -191,7 +190,7 @@ class MiniGridDescriber:
         middle, right) and distance band (1, 2-3, beyond). Of colors it tells whether the mission
         names the thing, as which of its colors (``c1`` the first), and whether the key fits.
         """
-        view, mission = _view(observation), observation["mission"]
+        view, mission = observation["image"], observation["mission"]
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         carrying = carried_object(view)
         places = _places(mission)
@@ -214,7 +213,7 @@ class MiniGridDescriber:
 
     def things(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return the doors, objects, goals and lava in view, whatever state a door is in."""
-        return {f"{kind} {color}" for kind, color, _ in _things(_view(observation)).tolist()}
+        return {f"{kind} {color}" for kind, color, _ in _things(observation["image"]).tolist()}
 
     def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return which of :attr:`subgoals` are true of an observation.
@@ -222,7 +221,7 @@ class MiniGridDescriber:
         A thing is seen in the view, faced in the cell ahead; a door is open in view, and if it has
         the color of the key carried it was the locked one.
         """
-        view = _view(observation)
+        view = observation["image"]
         kinds, carrying = set(_things(view)[:, 0].tolist()), carried_object(view)
         ahead = view[view.shape[0] // 2, view.shape[1] - 2, 0]
         found = {f"see the {OBJECTS[kind]}" for kind in kinds}
@@ -237,10 +236,10 @@ class MiniGridDescriber:
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
-        view, mission = _view(observation), observation["mission"]
+        view, mission = observation["image"], observation["mission"]
         carrying = carried_object(view)
         cells, position = self._map(row, view)
-        held = "nothing" if carrying is None else f"{COLORS[carrying[1]]} {OBJECTS[carrying[0]]}"
+        held = "nothing" if carrying is None else _object_name(*carrying)
         meant = zip(self.actions, self.meanings, strict=True)
         lines = [
             f"Mission: {mission or 'none given'}",
@@ -249,7 +248,7 @@ class MiniGridDescriber:
             _grid_text(cells, position),
             "",
             f"Notable: {_notable_things(cells, position)}",
-            f"In front of you: {_object_name(cells[position[0], position[1] - 1])}",
+            f"In front of you: {_object_name(*cells[position[0], position[1] - 1].tolist())}",
             f"You carry: {held}",
             "",
             "Actions:",
@@ -276,11 +275,11 @@ class MiniGridDescriber:
 
     def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
-        view = _view(observation)
+        view = observation["image"]
         carrying = carried_object(view)
         cells, (column, line) = self._map(row, view)
         words = [
-            [_cell_word(*cell) for cell in cells] for cells in cells.transpose(1, 0, 2).tolist()
+            [_object_name(*cell) for cell in cells] for cells in cells.transpose(1, 0, 2).tolist()
         ]
         front = words[line - 1][column]
         words[line][column] = "you"
@@ -289,7 +288,7 @@ class MiniGridDescriber:
             "row": line,
             "column": column,
             "front": front,
-            "carrying": "nothing" if carrying is None else _cell_word(*carrying, 0),
+            "carrying": "nothing" if carrying is None else _object_name(*carrying),
             "mission": observation["mission"],
         }
 
@@ -311,22 +310,10 @@ def _things(view: np.ndarray) -> np.ndarray:
     return view[seen]
 
 
-@cache
-def _cell_word(kind: int, color: int, state: int) -> str:
-    return _object_name((kind, color, state))
-
-
 def carried_object(image: np.ndarray) -> tuple[int, int] | None:
     """Return object and color code of what the agent carries, or ``None``."""
     kind, color, _ = image[image.shape[0] // 2, -1]
     return (int(kind), int(color)) if kind in PICKABLE else None
-
-
-def _view(observation: Mapping[str, Any]) -> np.ndarray:
-    view = observation["image"]
-    if view.ndim != 3 or view.shape[0] != view.shape[1] or view.shape[2] != 3:
-        raise ValueError(f"image must have shape [N, N, 3], got {view.shape}.")
-    return view
 
 
 def _direction(observation: Mapping[str, Any]) -> int:
@@ -334,9 +321,9 @@ def _direction(observation: Mapping[str, Any]) -> int:
     return int(np.asarray(observation["direction"]).reshape(-1)[0])
 
 
-def _object_name(cell: Sequence[int]) -> str:
+@cache
+def _object_name(kind: int, color: int, state: int = 0) -> str:
     """Return a cell's content in words, such as ``"yellow door (locked)"``."""
-    kind, color, state = (int(value) for value in cell)
     name = f"{COLORS[color]} {OBJECTS[kind]}" if kind in (DOOR, *PICKABLE) else OBJECTS[kind]
     return f"{name} ({DOOR_STATES[state]})" if kind == DOOR else name
 
@@ -366,7 +353,7 @@ def _notable_things(cells: np.ndarray, position: tuple[int, int]) -> str:
         ]
         if right:
             places.append(f"{abs(right)} to the {'right' if right > 0 else 'left'}")
-        text = f"{_object_name(cells[column, row])}: {', '.join(places)}"
+        text = f"{_object_name(*cells[column, row].tolist())}: {', '.join(places)}"
         things.append((abs(ahead) + abs(right), text))
     return "; ".join(text for _, text in sorted(things)) or "nothing notable"
 

@@ -282,7 +282,7 @@ def _unlock(now: _Situation, doors: Sequence[tuple[_Cell, int, int]]) -> _SubGoa
             return clear
     fitting = frozenset(cell for cell, color in free if color == held_key)
     if fitting:
-        return _SubGoal(fitting, "toggle", needs=now.carrying)
+        return _SubGoal(fitting, "toggle")
     if held_key is not None and (not locked or held_key in colors):
         return None
     served = {color for _, color, state in doors if state == OPEN}
@@ -437,7 +437,6 @@ class _SubGoal:
 
     targets: frozenset[_Cell]
     action: str
-    needs: tuple[int, int] | None = None
 
 
 def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Distances:
@@ -469,14 +468,12 @@ def _distances(now: _Situation, goal: _SubGoal, *, push: bool = False) -> _Dista
 
 def _distance(now: _Situation, goal: _SubGoal) -> float:
     """Return the steps to complete ``goal`` from here, ``inf`` where it cannot be."""
-    if goal.needs is not None and now.carrying != goal.needs:
-        return math.inf
     return _distances(now, goal).get((now.position, now.heading), math.inf)
 
 
 def _reachable(now: _Situation, goal: _SubGoal) -> bool:
-    """Return whether there is a target that can be faced, and what it needs is carried."""
-    return bool(goal.targets) and math.isfinite(_distance(now, goal))
+    """Return whether there is a target that can be faced."""
+    return math.isfinite(_distance(now, goal))
 
 
 def _turning_reveals(now: _Situation, view: _Cell) -> bool:
