@@ -86,6 +86,7 @@ print(len(my_advice.asked), "asked")
 """
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_change_the_recipe(tmp_path):
     """The diff in docs/pipeline.md applies to the wheel's file, and what comes of it runs."""
     page = (ROOT / "docs" / "pipeline.md").read_text()

@@ -59,6 +59,7 @@ def run(*overrides: str, **variables: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_the_example_asks_the_embedded_planner():
     result = run("env=doorkey5x5", "advisor=scripted", "steps=3")
     assert result.returncode == 0, result.stderr
@@ -83,6 +84,7 @@ def test_the_example_shows_an_error_and_fails():
     assert KEY not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_the_example_says_what_is_missing():
     result = run("advisor=openai")
     assert result.returncode == 1

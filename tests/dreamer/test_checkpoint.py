@@ -160,6 +160,7 @@ def files_of(folder):
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_leaves_the_same_files(tmp_path, monkeypatch):
     kept = []
     for name in "ab":

@@ -75,6 +75,7 @@ def test_recording_changes_nothing(tmp_path, recorded):
     assert_equal_runs(run_through(tiny_config(tmp_path)), recorded[0])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_recording(tmp_path):
     path = tmp_path / "advice.sqlite"
     config = tiny_config(
@@ -106,6 +107,7 @@ def test_a_run_that_leaves_its_recording_stops(tmp_path, recorded):
     assert any("advice/error_not_recorded" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_a_bought_answer_is_advice_of_the_repeated_run(tmp_path):
     class Always:
         async def advise(self, requests):

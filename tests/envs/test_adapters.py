@@ -84,6 +84,7 @@ def fingerprints() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_stream_in_another_process():
     here = fingerprints()
     assert len(set(here)) == len(ADAPTERS)

@@ -35,6 +35,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspected") / "run"
     config = tiny_config(folder, total_steps=128, checkpoint_interval=64)
     config.lore.calls.budget = 20
+    config.lore.gate.value_weight = 0.3
     train(config, advisor=planner())
     return folder
 

@@ -119,6 +119,7 @@ class MiniGridDescriber:
         num_actions: How many of MiniGrid's actions there are: the first so many. Default: ``7``.
 
     Raises:
+        ValueError: If an observation's ``image`` lacks the shape ``[N, N, 3]``.
         RuntimeError: With ``memory``, if a row is asked about before it was observed.
     """
 
@@ -165,11 +166,11 @@ class MiniGridDescriber:
             self._rows[row] = _Memory()
         elif action is not None and ACTIONS[action] == "forward":
             self._rows[row].step_ahead()
-        self._rows[row].record(observation["image"], _direction(observation))
+        self._rows[row].record(_view(observation), _direction(observation))
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return a digest of the view or map, what is carried, and the mission."""
-        view = observation["image"]
+        view = _view(observation)
         digest = hashlib.blake2b(observation["mission"].encode(), digest_size=16)
         # The view's own cell shows what is carried.
         if self.memory:
@@ -190,7 +191,7 @@ class MiniGridDescriber:
         middle, right) and distance band (1, 2-3, beyond). Of colors it tells whether the mission
         names the thing, as which of its colors (``c1`` the first), and whether the key fits.
         """
-        view, mission = observation["image"], observation["mission"]
+        view, mission = _view(observation), observation["mission"]
         middle, last = view.shape[0] // 2, view.shape[1] - 1
         carrying = carried_object(view)
         places = _places(mission)
@@ -213,7 +214,7 @@ class MiniGridDescriber:
 
     def things(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return the doors, objects, goals and lava in view, whatever state a door is in."""
-        return {f"{kind} {color}" for kind, color, _ in _things(observation["image"]).tolist()}
+        return {f"{kind} {color}" for kind, color, _ in _things(_view(observation)).tolist()}
 
     def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return which of :attr:`subgoals` are true of an observation.
@@ -221,7 +222,7 @@ class MiniGridDescriber:
         A thing is seen in the view, faced in the cell ahead; a door is open in view, and if it has
         the color of the key carried it was the locked one.
         """
-        view = observation["image"]
+        view = _view(observation)
         kinds, carrying = set(_things(view)[:, 0].tolist()), carried_object(view)
         ahead = view[view.shape[0] // 2, view.shape[1] - 2, 0]
         found = {f"see the {OBJECTS[kind]}" for kind in kinds}
@@ -236,7 +237,7 @@ class MiniGridDescriber:
 
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the situation as text and as facts."""
-        view, mission = observation["image"], observation["mission"]
+        view, mission = _view(observation), observation["mission"]
         carrying = carried_object(view)
         cells, position = self._map(row, view)
         held = "nothing" if carrying is None else _object_name(*carrying)
@@ -275,7 +276,7 @@ class MiniGridDescriber:
 
     def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
         """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
-        view = observation["image"]
+        view = _view(observation)
         carrying = carried_object(view)
         cells, (column, line) = self._map(row, view)
         words = [
@@ -314,6 +315,13 @@ def carried_object(image: np.ndarray) -> tuple[int, int] | None:
     """Return object and color code of what the agent carries, or ``None``."""
     kind, color, _ = image[image.shape[0] // 2, -1]
     return (int(kind), int(color)) if kind in PICKABLE else None
+
+
+def _view(observation: Mapping[str, Any]) -> np.ndarray:
+    view = observation["image"]
+    if view.ndim != 3 or view.shape[0] != view.shape[1] or view.shape[2] != 3:
+        raise ValueError(f"image must have shape [N, N, 3], got {view.shape}.")
+    return view
 
 
 def _direction(observation: Mapping[str, Any]) -> int:
