@@ -805,3 +805,10 @@ def test_lines_may_hold_them_too(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(line))
     advisor = RecordedAdvisor(tmp_path / "a.jsonl")
     assert answers(advisor, ask("k", abstract_state="a")) == [EXTRAS]
+
+
+def test_strange_costs_can_be_recorded(tmp_path):
+    strange = StatusError(500, "oops", usage=Usage(10**40, -5, float("nan")))
+    recorded(tmp_path / "a", [strange])
+    (again,) = answers(RecordedAdvisor(tmp_path / "a"), ask("k0"))
+    assert again.usage == Usage(2**53, -5, 0.0)

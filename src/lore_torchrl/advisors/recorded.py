@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import time
@@ -80,6 +81,8 @@ _READ = {
 }
 # Characters that are kept of an answer's raw text.
 _LONGEST_RAW = 65_536
+# Advisors report strange numbers; SQLite's integers have 64 bits, and it keeps no NaN.
+_MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,10 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
     usage = Usage() if answer is None else answer.usage
     advice = answer if isinstance(answer, Advice) else None
     error = answer if isinstance(answer, AdviceError) else None
+    read, written = (
+        int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count)))
+        for count in (usage.prompt_tokens, usage.completion_tokens)
+    )
     return {
         # As it is: the answer is found by it.
         "cache_key": request.cache_key,
@@ -269,12 +276,12 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
         "error_kind": safe_kind(error.kind) if error else None,
         "error_status": getattr(error, "status", None),
-        "error_message": clean(str(error)) if error else None,
+        "error_message": clean(str(error), _LONGEST_RAW) if error else None,
         "raised": int(entry.raised),
         "latency_s": latency_s,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cost": usage.cost,
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "cost": usage.cost if math.isfinite(usage.cost) else 0.0,
         "time": time.time(),
     }
 

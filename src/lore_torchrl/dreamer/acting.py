@@ -107,14 +107,11 @@ def build_acting_env(
     )
     env.append_transform(InitTracker())
     primers = agent.primers()
+    if evaluation and keys.SUBGOAL in agent.observed:
+        primers[keys.SUBGOAL] = Unbounded((len(subgoals_of(adapter.make_describer())),))
     env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
-    if evaluation and keys.SUBGOAL in agent.observed:
-        none = {keys.SUBGOAL: Unbounded((len(subgoals_of(adapter.make_describer())),))}
-        env.append_transform(
-            TensorDictPrimer(none, random=False, default_value=0, expand_specs=True)
-        )
     return env if programs is None else programs.append_to(env, evaluation=evaluation)
 
 

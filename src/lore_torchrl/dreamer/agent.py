@@ -185,9 +185,9 @@ def build_agent(
             encoders["frame"] = DreamerV3ImageEncoder(frame_shape[0], **image)
             embed_dim += encoders["frame"].output_features(frame_shape)
         narrow = {"num_cells": features_hidden, "norm_eps": c.norm_eps}
-        said = {keys.FEATURES: features_dim, keys.SUBGOAL: num_subgoals}
-        said = {name: size for name, size in said.items() if size is not None}
-        for name, size in said.items():
+        optional = {keys.FEATURES: features_dim, keys.SUBGOAL: num_subgoals}
+        optional = {name: size for name, size in optional.items() if size is not None}
+        for name, size in optional.items():
             encoders[name] = DreamerV3MLP(size, None, 1, **narrow)
             embed_dim += features_hidden
         latent = {
@@ -218,7 +218,7 @@ def build_agent(
             decoders["frame"] = DreamerV3ImageDecoder(
                 features, frame_shape, num_blocks=c.num_blocks, **image
             )
-        for name, size in said.items():
+        for name, size in optional.items():
             decoders[name] = DreamerV3MLP(features, size, 1, **narrow)
         reward_net = DreamerV3MLP(features, c.num_bins, c.head_layers, outscale=0.0, **cells)
         continue_net = DreamerV3MLP(features, 1, c.head_layers, **cells)

@@ -24,9 +24,14 @@ class ImitationSampler:
     Keyword Args:
         num_steps: Steps of a draw.
         seed: Seed of the random stream. Default: ``0``.
+
+    Raises:
+        ValueError: If ``num_steps`` is not positive.
     """
 
     def __init__(self, replay: ReplayBufferEnsemble, *, num_steps: int, seed: int = 0) -> None:
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be positive, got {num_steps}.")
         self.replay = replay
         self.num_steps = num_steps
         self.generator = torch.Generator().manual_seed(seed)

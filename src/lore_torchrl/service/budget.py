@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from lore_torchrl.advisors.errors import Usage
+from lore_torchrl.configs.lore import CallsConfig
 from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
@@ -69,7 +70,7 @@ class CallBudget:
 
     Raises:
         TypeError: If it is pickled or copied without a ``store``.
-        ValueError: If ``total`` is not a whole number of at least 0.
+        ValueError: If ``total`` is not a whole number of at least 0, or a limit not above 0.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CallBudget:
     ) -> None:
         if type(total) is not int or total < 0:
             raise ValueError(f"CallBudget needs a whole number of calls >= 0, got total={total!r}.")
+        CallsConfig(max_tokens=max_tokens, max_cost=max_cost)
         self.total = total
         self.max_tokens = max_tokens
         self.max_cost = max_cost

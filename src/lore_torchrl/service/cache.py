@@ -13,6 +13,7 @@ import numpy as np
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice, read_extras
+from lore_torchrl.configs.lore import CallsConfig
 from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
@@ -71,6 +72,9 @@ class AdviceCache:
             further one, at least 1. Default: ``8``.
         prefix: What the answers depend on beside the situation, such as the hash of the
             prompt. Answers under other prefixes of the same store are not seen. Default: empty.
+
+    Raises:
+        ValueError: If a number is out of its range.
     """
 
     def __init__(
@@ -83,6 +87,12 @@ class AdviceCache:
         averaging_visits: int = 8,
         prefix: str = "",
     ) -> None:
+        CallsConfig(
+            cache_size=max_entries,
+            ttl_steps=ttl_steps,
+            answers_averaged=answers_averaged,
+            averaging_visits=averaging_visits,
+        )
         self.max_entries = max_entries
         self.store = store
         self.ttl_steps = ttl_steps

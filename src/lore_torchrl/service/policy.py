@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lore_torchrl.configs.lore import CallsConfig
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.store import SharedLock
 from lore_torchrl.service.triggers import Cooldown, OutageBackoff, StepSignals, Trigger
@@ -27,6 +28,9 @@ class CallPolicy:
         min_beta: Lowest acquisition score that is worth a call, 0 to 1. Default: ``0.05``.
         calls_per_step: Most calls at one vector step, at least 1. Default: ``1``.
         outage: Back-off while the advisor fails. Default: ``OutageBackoff()``.
+
+    Raises:
+        ValueError: If ``min_beta`` or ``calls_per_step`` is out of its range.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class CallPolicy:
         calls_per_step: int = 1,
         outage: OutageBackoff | None = None,
     ) -> None:
+        CallsConfig(min_beta=min_beta, calls_per_step=calls_per_step)
         self.budget = budget
         self.triggers = tuple(triggers)
         self.cooldown = Cooldown() if cooldown is None else cooldown

@@ -26,6 +26,7 @@ from lore_torchrl.advisors.errors import (
 )
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import shown
+from lore_torchrl.configs.lore import CallsConfig
 from lore_torchrl.service.budget import CallBudget
 from lore_torchrl.service.cache import AdviceCache
 from lore_torchrl.service.event_loop import EventLoopThread
@@ -105,7 +106,8 @@ class AdviceService:
     Raises:
         TypeError: If ``advisor`` has no ``advise``; if the service is pickled in async mode
             or without a store.
-        ValueError: If ``policy`` holds another budget, or ``mode`` is unknown.
+        ValueError: If ``policy`` holds another budget, ``mode`` is unknown, or ``timeout_s`` or
+            ``max_in_flight`` is out of its range.
     """
 
     def __init__(
@@ -124,8 +126,7 @@ class AdviceService:
         policy = CallPolicy(budget) if policy is None else policy
         if policy.budget is not budget:
             raise ValueError("Give the policy and the service the same CallBudget object.")
-        if mode not in ("blocking", "async"):
-            raise ValueError(f"mode must be 'blocking' or 'async', got {mode!r}.")
+        CallsConfig(timeout_s=timeout_s, mode=mode, max_in_flight=max_in_flight)
         self.advisor = advisor
         self.budget = budget
         self.policy = policy
@@ -266,7 +267,8 @@ class AdviceService:
     def _may_ask(self) -> bool:
         """Whether a step may ask: not beyond ``max_in_flight``, nor a server fallen silent."""
         with self._lock:
-            silent = self._tickets.oldest_s > 2.0 * self.counters.latency(0.95)
+            oldest = self._tickets.oldest_s
+            silent = oldest > 0.0 and oldest > 2.0 * self.counters.latency(0.95)
             return not silent and self._end is None and self._free_places > 0
 
     # ---- paying and asking ----

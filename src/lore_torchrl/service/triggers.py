@@ -9,6 +9,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lore_torchrl.configs.lore import CallsConfig
+
 
 @dataclass(slots=True)
 class StepSignals:
@@ -80,7 +82,8 @@ class OutageBackoff(_Pause):
     outage at once, any other one, such as an unreadable answer, at the third in a row. The
     n-th pause lasts base_steps · 2^(n-1) environment steps of all rows, at most
     ``max_steps``, or ``max_free_steps`` if the failed call was refunded. Usable advice ends
-    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted.
+    the outage. :attr:`out` tells of one, :attr:`steps` how long it has lasted. Raises a
+    ``ValueError`` unless 1 <= base_steps <= max_free_steps <= max_steps.
     """
 
     base_steps: int = 32
@@ -92,6 +95,8 @@ class OutageBackoff(_Pause):
     _saved = ("out", "left", "_next", "_before", "_unreadable")
 
     def __post_init__(self) -> None:
+        if not 1 <= self.base_steps <= self.max_free_steps <= self.max_steps:
+            raise ValueError(f"Pauses must grow from 1 on, got {self}.")
         self._reset()
 
     def _reset(self) -> None:
@@ -145,13 +150,17 @@ class OutageBackoff(_Pause):
 class Cooldown(_Pause):
     """A pause of ``steps`` after each call, and of ``steps_after_success`` after a success.
 
-    Both count environment steps of all rows together and are 0 by default.
+    Both count environment steps of all rows together and are 0 by default; a ``ValueError``
+    tells of negative ones.
     """
 
     steps: int = 0
     steps_after_success: int = 0
 
     _saved = ("left",)
+
+    def __post_init__(self) -> None:
+        CallsConfig(cooldown=self.steps, cooldown_after_success=self.steps_after_success)
 
     def start(self) -> None:
         """Start the pause after a call."""
@@ -167,13 +176,15 @@ class MacroBoundaries(_Part):
 
     A boundary stays due until the row is served. ``after_reset`` says whether a reset is one
     (by default), ``no_reward_steps`` after how many steps of one row without a reward above 0
-    there is one; ``None``, the default, for never.
+    there is one; ``None``, the default, for never. Raises a ``ValueError`` if that is below 1,
+    or no boundary could ever occur.
     """
 
     name = "boundaries"
     _saved = ("_fresh", "_dry")
 
     def __init__(self, after_reset: bool = True, no_reward_steps: int | None = None) -> None:
+        CallsConfig(always=False, after_reset=after_reset, no_reward_steps=no_reward_steps)
         self.after_reset = after_reset
         self.no_reward_steps = no_reward_steps
         self._fresh: list[bool] = []
@@ -205,13 +216,14 @@ class Novelty(_Part):
     """Trigger on rarely visited situations: while 1/√n at the n-th visit is above a threshold.
 
     With 0.5 these are the first three visits. The 100,000 most recently visited situations are
-    remembered. The ``threshold`` lies in ``[0, 1)``.
+    remembered. Raises a ``ValueError`` if ``threshold`` is not in ``[0, 1)``.
     """
 
     name = "novelty"
     max_keys = 100_000
 
     def __init__(self, threshold: float) -> None:
+        CallsConfig(always=False, novelty=threshold)
         self.threshold = threshold
         self._visits: OrderedDict[str, int] = OrderedDict()
         self._due: list[bool] = []
@@ -253,6 +265,7 @@ class TDErrorSpike(_Part):
     z = (|td| - mean) / std, with moving averages over all rows, in which the past weighs
     0.99; the first 100 values are only averaged. A row becomes due at z >= ``high`` (3 by
     default) and stays so, also after a call, until z <= ``low`` (1) or its episode ends.
+    Raises a ``ValueError`` if not ``low < high``, with ``high`` above 0.
     """
 
     name = "td_spike"
@@ -260,6 +273,7 @@ class TDErrorSpike(_Part):
     _saved = ("_count", "_mean", "_variance", "_on")
 
     def __init__(self, high: float = 3.0, low: float = 1.0) -> None:
+        CallsConfig(always=False, td_spike=high, td_spike_low=low)
         self.high = high
         self.low = low
         self._count = 0

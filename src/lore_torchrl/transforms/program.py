@@ -42,7 +42,7 @@ class ProgramTransform(RowTransform):
 
     Raises:
         ValueError: If the programs are not of this :attr:`kind`, or the describer has no
-            ``program_view``.
+            ``program_view``, or ``gamma`` is out of range.
     """
 
     #: Kind of its programs, and what is written.
@@ -65,6 +65,8 @@ class ProgramTransform(RowTransform):
                 f"{type(describer).__name__} has no program_view(): give it one, which returns "
                 "what a program sees as plain Python data, or switch programs off."
             )
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
         super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
         self.programs, self.describer = programs, describer
         self.gamma, self.learning = gamma, learning

@@ -11,6 +11,7 @@ from torchrl.data.tensor_specs import TensorSpec, Unbounded
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
+from lore_torchrl.configs.lore import ProgressConfig
 from lore_torchrl.sandbox import ProgramSet, UsedProgram
 from lore_torchrl.transforms.program import ProgramTransform
 from lore_torchrl.transforms.rows import any_true
@@ -45,6 +46,9 @@ class ProgressShaping(ProgramTransform):
         gamma: :math:`\gamma`, the learner's discount. Default: ``1 - 1/333``.
         episode_budget: Most absolute shaping of an episode, above 0. Default: ``4.0``.
         learning: As there. Default: ``True``.
+
+    Raises:
+        ValueError: If ``episode_budget`` is not above 0, or as there.
     """
 
     kind = "progress"
@@ -59,6 +63,7 @@ class ProgressShaping(ProgramTransform):
         episode_budget: float = 4.0,
         learning: bool = True,
     ) -> None:
+        ProgressConfig(episode_budget=episode_budget)
         self.episode_budget = episode_budget
         self.episodes, self.paid = 0, 0.0
         super().__init__(programs, describer, gamma=gamma, learning=learning)

@@ -17,6 +17,7 @@ from torchrl.envs.transforms import Transform
 class RowTransform(Transform):
     """Base of the transforms that follow each row of a batch of live environments."""
 
+    @abstractmethod
     def _begin(self, rows: int) -> None:
         """Start with so many rows, none of which has been reset."""
 

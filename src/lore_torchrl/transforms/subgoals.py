@@ -12,6 +12,7 @@ from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
+from lore_torchrl.configs.lore import SubgoalConfig
 from lore_torchrl.transforms.rows import RowTransform, observations_of
 
 
@@ -45,6 +46,7 @@ class SubgoalBonus(RowTransform):
 
     Raises:
         TypeError: If the describer has no ``subgoals`` or no ``reached()``.
+        ValueError: If a number is negative or not finite.
     """
 
     follows_advice = True
@@ -56,6 +58,7 @@ class SubgoalBonus(RowTransform):
     def __init__(
         self, describer: Describer, *, scale: float = 0.1, episode_budget: float = 0.5
     ) -> None:
+        SubgoalConfig(scale=scale, episode_budget=episode_budget)
         self.names = subgoals_of(describer)
         super().__init__(
             in_keys=list(describer.in_keys), out_keys=[keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD]
@@ -66,7 +69,11 @@ class SubgoalBonus(RowTransform):
         self.register_buffer("counts", torch.zeros(len(self.names)))
         self.register_buffer("paid", torch.zeros((), dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self._done = self._current = self._spent = torch.zeros(0)
+        self._begin(0)
+
+    def _begin(self, rows: int) -> None:
+        # Their shape is that of the batch, which the first reset tells.
+        self._done = self._current = self._spent = torch.zeros(rows)
 
     def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
         true = Bounded(0.0, 1.0, (*batch, len(self.names)), dtype=torch.float32)
