@@ -124,16 +124,17 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = self._advised(context, sample)
         tk = actor_loss.tensor_keys
         latent = [advised.get(key) for key in (tk.state, tk.belief)]
-        raw = read_advice(advised, self.actor_loss.mixer.action_mask)
-        advice = AdviceBatch.clean(*raw)
-        if net is not None:
-            logits, raw_confidence = net.predict(*latent)
-            result.update(net.loss((logits, raw_confidence), advice))
-            own = logits.detach(), raw_confidence.detach().sigmoid()
-            advice = advice.completed(net.usable(own))
-        # At an episode's end there is nothing to advise.
         done = sample.get(("next", self.value_loss.tensor_keys.done))
-        advice = advice.only(~done.reshape(advice.valid.shape))
+        advice = None
+        if actor_loss.advised or net is not None:
+            advice = AdviceBatch.clean(*read_advice(advised, actor_loss.mixer.action_mask))
+            if net is not None:
+                logits, raw_confidence = net.predict(*latent)
+                result.update(net.loss((logits, raw_confidence), advice))
+                own = logits.detach(), raw_confidence.detach().sigmoid()
+                advice = advice.completed(net.usable(own))
+            # At an episode's end there is nothing to advise.
+            advice = advice.only(~done.reshape(advice.valid.shape))
         if self._needs_returns:
             self._add_returns(advised, sample)
         if ensemble is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchrl.objectives.value.functional import td_lambda_return_estimate
 
 
 def replay_returns(
@@ -44,10 +43,15 @@ def replay_returns(
     """
     # What a resumed run has cut off ends right before a reset record, as a truncated episode.
     cut = torch.nn.functional.pad(is_init[:, 2:], (0, 0, 0, 1))
-    returns = td_lambda_return_estimate(
-        gamma, lmbda, value[:, 1:], reward[:, 1:].float(), done[:, 1:] | cut, terminated[:, 1:]
-    )
-    returns = returns.masked_fill(is_init[:, 1:], torch.nan)
+    ahead = gamma * value[:, 1:] * ~terminated[:, 1:]
+    share = lmbda * ~(done[:, 1:] | terminated[:, 1:] | cut)
+    # As TorchRL's td_lambda_return_estimate, in a fifth of the operations.
+    now = reward[:, 1:].float() + (1.0 - share) * ahead
+    following, returns = value[:, -1], []
+    for base, weight in zip(now.unbind(1)[::-1], (gamma * share).unbind(1)[::-1], strict=True):
+        following = torch.addcmul(base, weight, following)
+        returns.append(following)
+    returns = torch.stack(returns[::-1], 1).masked_fill(is_init[:, 1:], torch.nan)
     return torch.nn.functional.pad(returns, (0, 0, 0, 1), value=torch.nan)
 
 
