@@ -131,19 +131,6 @@ class TestDisagreement:
             mixed = ensemble.expected(state, belief, log_p)
         assert torch.equal(plain, mixed)
 
-    def test_first_layer_is_done_once_for_all_actions(self, monkeypatch):
-        ensemble = build()
-        rows = []
-        product = torch.baddbmm
-
-        def counted(bias, x, weight):
-            rows.append(tuple(x.shape))
-            return product(bias, x, weight)
-
-        monkeypatch.setattr(torch, "baddbmm", counted)
-        ensemble.expected(*latents(8), log_probs(8))
-        assert rows == [(K, 8, S + D), (K, 8 * A, 16), (K, 8 * A, 16)]
-
     def test_compiles_whole(self):
         ensemble = build()
         arguments = (*latents(5), log_probs(5))

@@ -47,19 +47,12 @@ class _BatchedMLP(nn.Module):
             _BatchedLinear(self.num_members, *sizes, kind) for sizes in pairwise(widths)
         )
 
-    def after_first(self, hidden: Tensor) -> Tensor:
-        """Map what the first layer gave, ``[K, R, hidden_dim]``, to ``[K, R, out]``.
-
-        Where no gradient is wanted, ``hidden`` is overwritten.
-        """
-        for layer in list(self.layers)[1:]:
-            hidden = layer(nn.functional.silu(hidden, inplace=not hidden.requires_grad))
-        return hidden
-
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[*B, in]`` to the members' outputs ``[K, *B, out]``."""
-        rows = x.reshape(-1, x.shape[-1]).expand(self.num_members, -1, -1)
-        out = self.after_first(self.layers[0](rows))
+        first, *others = self.layers
+        out = first(x.reshape(-1, x.shape[-1]).expand(self.num_members, -1, -1))
+        for layer in others:
+            out = layer(nn.functional.silu(out))
         return out.reshape(self.num_members, *x.shape[:-1], out.shape[-1])
 
 
@@ -127,19 +120,10 @@ class LatentDisagreement(nn.Module):
 
         From normalized log-probabilities ``[*B, A]`` to ``[*B, 1]`` in float32.
         """
-        # What a one-hot action adds in the first layer is a row of the weight: the product with
-        # state and belief is done once, whatever their number.
-        with torch.autocast(state.device.type, enabled=False):
-            features = torch.cat((state, belief), -1).float()
-            num_members, num_features = self.network.num_members, features.shape[-1]
-            first = self.network.layers[0]
-            of_features, of_action = first.weight.split((num_features, self.num_actions), 1)
-            rows = features.reshape(-1, num_features).expand(num_members, -1, -1)
-            hidden = torch.baddbmm(first.bias, rows, of_features)
-            hidden = hidden.unsqueeze(2) + of_action.unsqueeze(1)
-            out = self.network.after_first(hidden.flatten(1, 2))
-            spread = ensemble_variance(out).mean(-1).reshape(log_p.shape)
-            return (log_p.float().exp() * spread).sum(-1, keepdim=True)
+        actions = torch.eye(self.num_actions, device=state.device).expand(*log_p.shape, -1)
+        latent = (x.unsqueeze(-2).expand(*log_p.shape, -1) for x in (state, belief))
+        spread = self.at(*latent, actions).squeeze(-1)
+        return (log_p.float().exp() * spread).sum(-1, keepdim=True)
 
     def loss(
         self, state: Tensor, belief: Tensor, action: Tensor, is_init: Tensor
