@@ -72,10 +72,8 @@ def test_state_survives_json(make):
     budget.refund(sent=True)
     restored = CallBudget(10)
     restored.load_state_dict(json.loads(json.dumps(budget.state_dict())))
-    assert restored.state_dict() == budget.state_dict() | {"run": None}
-    assert (restored.spent, restored.own_calls) == (3, 3)
-    restored.load_state_dict({"spent": 5})  # of a release without tokens
-    assert (restored.spent, restored.tokens) == (5, 0)
+    assert restored.state_dict() == budget.state_dict()
+    assert restored.spent == 3
 
 
 def test_calls_that_were_never_sent_are_given_back_without_limit(make):
@@ -93,7 +91,7 @@ def test_calls_that_failed_before_a_byte_was_taken_are_given_back_up_to_the_tota
         budget.spend()
         given_back.append(budget.refund(sent=True))
     assert given_back == [1, 1, 1, 0, 0]
-    assert (budget.spent, budget.own_calls) == (2, 2)
+    assert budget.spent == 2
     with pytest.raises(ValueError, match="n=-1"):
         budget.refund(-1)
 
@@ -105,27 +103,10 @@ def test_a_refund_that_finds_the_store_busy_is_entered_with_the_next_change(tmp_
         other.execute("BEGIN IMMEDIATE")
         with patience(0.01):
             assert budget.refund(2) == 2
-        assert (budget.remaining, budget.spent, budget.own_calls) == (4, 1, 1)
+        assert (budget.remaining, budget.spent) == (4, 1)
         other.execute("ROLLBACK")
     budget.spend()
     assert CallBudget(5, store=AdviceStore(tmp_path / "advice.sqlite")).spent == 2
-
-
-def test_a_run_finds_its_calls_again_beside_those_of_another(tmp_path):
-    store = AdviceStore(tmp_path / "advice.sqlite")
-    killed, other = CallBudget(50, store=store), CallBudget(50, store=store)
-    killed.spend(25)
-    other.spend(7)
-    checkpoint = killed.state_dict()
-    killed.spend(15)
-    resumed = CallBudget(50, store=AdviceStore(store.path))
-    resumed.load_state_dict(json.loads(json.dumps(checkpoint)))
-    assert (resumed.own_calls, resumed.spent) == (40, 47)
-    resumed.spend()
-    assert (resumed.own_calls, other.own_calls) == (41, 7)
-    elsewhere = CallBudget(50, store=AdviceStore(tmp_path / "lost.sqlite"))
-    elsewhere.load_state_dict(checkpoint)
-    assert elsewhere.own_calls == 25
 
 
 def test_the_store_is_the_truth_and_a_checkpoint_gives_nothing_back(tmp_path):

@@ -255,10 +255,3 @@ def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps):
         if restored is not cache:
             assert apply(restored, operation, n) == expected
     assert restored.state_dict() == cache.state_dict()
-
-
-def test_loads_the_state_of_the_first_release():
-    cache = AdviceCache(ttl_steps=5)
-    cache.load_state_dict({"entries": [["a", [1.0, 2.0], 0.5]], "hits": 3, "misses": 1})
-    assert cache.get("a") == Advice(logits=(1.0, 2.0), confidence=0.5)
-    assert counters(cache) == (4, 0, 1)

@@ -105,11 +105,6 @@ def test_the_latest_call_is_dated_in_environment_steps():
     assert other.stats()["last_call_step"] == 5.0 * ROWS
     step(other)
     assert other.stats()["last_call_step"] == 5.0 * ROWS
-    # A checkpoint of before knew no date.
-    state = policy.state_dict()
-    del state["step"], state["last_call_step"]
-    other.load_state_dict(state)
-    assert other.stats()["last_call_step"] == 0.0
 
 
 def test_no_call_without_budget():

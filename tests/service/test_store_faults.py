@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import sqlite3
 import statistics
 import time
@@ -29,7 +28,7 @@ GOOD = Advice(logits=(0.0, 3.0), confidence=0.5)
 LOOSE = """
     ALTER TABLE advice RENAME TO strict;
     CREATE TABLE advice (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT, prefix, key, answer, coarse, latent,
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, prefix, key, answer, abstract_state,
         UNIQUE (prefix, key)
     );
     INSERT INTO advice SELECT * FROM strict;
@@ -115,8 +114,8 @@ DAMAGED = {
     "answer not UTF-8": {"answer": b"\xff\xfe\x00"},
     "NULL key": {"key": None},
     "key not UTF-8": {"key": b"\xff\xfe"},
-    "a number for a class": {"coarse": 5},
-    "class not UTF-8": {"coarse": b"\xff"},
+    "a number for a class": {"abstract_state": 5},
+    "class not UTF-8": {"abstract_state": b"\xff"},
 }
 
 
@@ -327,24 +326,6 @@ def open_on_a_full_disk(path, results):
         AdviceStore(path).read("SELECT 1")
     except StoreError as error:
         results.send((time.monotonic() - started, type(error), str(error)))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "CREATE TRIGGER t AFTER UPDATE ON ledger BEGIN UPDATE ledger SET calls = 0; END",
-        "CREATE VIEW more AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) "
-        "SELECT x FROM c",
-        "CREATE VIRTUAL TABLE runs_text USING fts5(calls)",
-        "ALTER TABLE ledger ADD COLUMN g INTEGER GENERATED ALWAYS AS (calls * 2) VIRTUAL",
-    ],
-)
-def test_what_computes_in_a_store_is_refused(path, statement):
-    execute(path, statement)
-    with pytest.raises(StoreError, match="which this package does not make") as refused:
-        CallBudget(3, store=AdviceStore(path)).spend()
-    assert str(path) in str(refused.value)
 
 
 def test_a_full_disk_fails_at_once(tmp_path):

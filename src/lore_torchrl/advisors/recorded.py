@@ -379,7 +379,7 @@ class RecordedAdvisor:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
-        self._served = dict(state_dict.get("served", {}))
+        self._served = dict(state_dict["served"])
 
 
 def _view_key(facts: Mapping[str, Any]) -> str | None:

@@ -144,7 +144,7 @@ class DreamerReplayHook(TrainerHookBase):
         self.schedule.load_state_dict(state_dict["schedule"])
         self.updates = state_dict["updates"]
         self._owed = state_dict["owed"]
-        self._drawn = list(state_dict.get("drawn", [0, 0]))
+        self._drawn = list(state_dict["drawn"])
         generator = torch.Generator()
         generator.set_state(torch.tensor(state_dict["rng"], dtype=torch.uint8))
         self.replay.set_rng(generator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -57,7 +56,7 @@ class CallBudget:
     when :meth:`spend` returns. Every process with the same file and ``ledger`` spends
     from the same row. Reading the budget never waits for a writer: it may return the last
     known value. Only a budget with a ``store`` can be pickled: the copy spends from the same
-    ledger, as a run of its own.
+    ledger.
 
     Args:
         total: Calls that may be spent over the whole run, at least 0.
@@ -91,8 +90,8 @@ class CallBudget:
         self.store = store
         self.ledger = ledger
         self._ledger = _MemoryLedger() if store is None else _StoreLedger(store, ledger)
-        # Tokens, money and refunds that could not be entered yet, and the calls of this run.
-        self._owed, self._own = Spent(), 0
+        # Tokens, money and refunds that could not be entered yet.
+        self._owed = Spent()
         self._lock = SharedLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,11 +107,6 @@ class CallBudget:
     def spent(self) -> int:
         """Calls made so far."""
         return self._read().calls
-
-    @property
-    def own_calls(self) -> int:
-        """Calls made by this run, from its start on; those of a shared ledger's other runs not."""
-        return self._own + self._owed.calls
 
     @property
     def tokens(self) -> int:
@@ -152,8 +146,6 @@ class CallBudget:
         except BaseException:
             self._owe(owed)  # the transaction was undone
             raise
-        with self._lock:
-            self._own += more.calls + owed.calls
         return more
 
     def _left(self, spent: Spent) -> int:
@@ -222,15 +214,11 @@ class CallBudget:
     def state_dict(self) -> dict[str, Any]:
         """Return what was spent. The limits are configuration and are not part of it."""
         spent = self._read()._asdict()
-        run = {"own_calls": self.own_calls, "run": self._ledger.run}
-        return {"spent": spent.pop("calls"), **spent, **run}
+        return {"spent": spent.pop("calls"), **spent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what was spent; a checkpoint only raises what a store holds."""
-        spent = state["spent"]
-        others = {name: state.get(name, 0) for name in Spent._fields[1:]}
-        own = state.get("own_calls", spent)
-        self._own = self._ledger.restore(Spent(spent, **others), own, state.get("run"))
+        self._ledger.restore(Spent(state["spent"], *(state[name] for name in Spent._fields[1:])))
 
 
 def _check_n(n: int) -> None:
@@ -240,8 +228,6 @@ def _check_n(n: int) -> None:
 
 class _MemoryLedger:
     """A ledger that ends with its process."""
-
-    run = None
 
     def __init__(self) -> None:
         self._spent = Spent()
@@ -254,16 +240,14 @@ class _MemoryLedger:
         with self._lock:
             self._spent = self._spent.plus(change(self._spent))
 
-    def restore(self, saved: Spent, own: int, run: int | None) -> int:
+    def restore(self, saved: Spent) -> None:
         self._spent = saved
-        return own
 
 
 class _StoreLedger:
-    """A ledger in a row of the store, and this run's calls in another, found by a checkpoint."""
+    """A ledger in a row of the store."""
 
     def __init__(self, store: AdviceStore, name: str) -> None:
-        self.run: int | None = None
         self._store = store
         self._name = name
         self._last: Spent | None = None
@@ -283,39 +267,17 @@ class _StoreLedger:
 
     def update(self, change: Callable[[Spent], Spent]) -> None:
         with self._store.write() as connection:
-            more = self._enter(connection, change)
-            run, _ = self._row_of(connection, self.run, 0)
-            connection.execute(_ADD_RUN, (more.calls, run))
-        # Not before the transaction is through: a row undone is no row.
-        self.run = run
+            # Checked before any sum: SQLite takes a text for 0.
+            spent = self._spent(connection.execute(_READ, (self._name,)).fetchall())
+            connection.execute(_ADD, (self._name, *change(spent)))
 
-    def restore(self, saved: Spent, own: int, run: int | None) -> int:
-        """Return the calls of the run, whose row may know of more than the checkpoint."""
+    def restore(self, saved: Spent) -> None:
         self._last = saved
-
-        def missing(spent: Spent) -> Spent:
-            return Spent(*(max(0, a - b) for a, b in zip(saved, spent, strict=True)))
-
         # A damaged ledger is told of when a call is to be paid.
         with suppress(DamagedLedgerError):
-            with self._store.write() as connection:
-                self._enter(connection, missing)
-                run, own = self._row_of(connection, run, own)
-            self.run = run
-        return own
-
-    def _enter(self, connection: sqlite3.Connection, change: Callable[[Spent], Spent]) -> Spent:
-        # Checked before any sum: SQLite takes a text for 0.
-        more = change(self._spent(connection.execute(_READ, (self._name,)).fetchall()))
-        connection.execute(_ADD, (self._name, *more))
-        return more
-
-    def _row_of(self, connection: sqlite3.Connection, run: int | None, own: int) -> tuple[int, int]:
-        """Return a run's row and its calls, or a new one where this file does not have it."""
-        for (calls,) in connection.execute(_READ_RUN, (run, self._name)).fetchall():
-            if isinstance(calls, int):
-                return run, calls
-        return connection.execute(_BEGIN_RUN, (self._name, own)).lastrowid, own
+            self.update(
+                lambda spent: Spent(*(max(0, a - b) for a, b in zip(saved, spent, strict=True)))
+            )
 
     def _spent(self, rows: list[tuple[Any, ...]]) -> Spent:
         spent = Spent(*rows[0]) if rows else Spent()
@@ -339,6 +301,3 @@ _ADD = """
         cost = cost + excluded.cost,
         refunds = refunds + excluded.refunds
 """
-_READ_RUN = "SELECT calls FROM runs WHERE id = ? AND ledger = ?"
-_BEGIN_RUN = "INSERT INTO runs (ledger, calls) VALUES (?, ?)"
-_ADD_RUN = "UPDATE runs SET calls = calls + ? WHERE id = ?"

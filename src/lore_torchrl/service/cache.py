@@ -24,7 +24,7 @@ from lore_torchrl.service.store import (
 _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 _MAX_MESSAGE = 300
 _INSERT = """
-    INSERT OR REPLACE INTO advice (prefix, key, answer, coarse) VALUES (?, ?, ?, ?)
+    INSERT OR REPLACE INTO advice (prefix, key, answer, abstract_state) VALUES (?, ?, ?, ?)
 """
 
 
@@ -325,16 +325,16 @@ class AdviceCache:
         if self.store is None:
             return []
         rows = self.store.read(
-            "SELECT seq, key, answer, coarse FROM advice "
+            "SELECT seq, key, answer, abstract_state FROM advice "
             f"WHERE prefix = ? AND {where} ORDER BY seq DESC LIMIT ?",
             (self.prefix, value, self.max_entries),
         )[::-1]
-        for seq, key, answer, coarse in rows:
+        for seq, key, answer, state in rows:
             try:
-                texts = (key, answer) if coarse is None else (key, answer, coarse)
+                texts = (key, answer) if state is None else (key, answer, state)
                 if not all(isinstance(text, str) for text in texts):
                     raise TypeError("a text is missing")
-                entry = _Entry(_from_json(answer, self._n_actions), coarse, self._now, seq)
+                entry = _Entry(_from_json(answer, self._n_actions), state, self._now, seq)
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 message = f"{self.store.path}, row {seq} of advice, key {key!r:.80}: {error}"
                 self._unreadable.setdefault(seq, message[:_MAX_MESSAGE])
@@ -351,22 +351,15 @@ class AdviceCache:
         with self._lock:
             return {
                 "entries": [
-                    [
-                        *(key, *entry.answer()),
-                        {"coarse": entry.abstract, "born": entry.born, "seq": entry.seq},
-                    ]
+                    [key, *entry.answer(), entry.abstract, entry.born, entry.seq]
                     for key, entry in self._entries.items()
                 ],
                 **{name: getattr(self, name) for name in _COUNTERS},
                 "now": self._now,
                 "seen": self._seen,
-                "ballots": {
-                    "visits": dict(self._visits),
-                    "noops_filtered": {
-                        key: sorted(actions) for key, actions in self._no_ops.items()
-                    },
-                    "closed": sorted(self._closed),
-                },
+                "visits": dict(self._visits),
+                "no_ops": {key: sorted(actions) for key, actions in self._no_ops.items()},
+                "closed": sorted(self._closed),
                 "prefix": self.prefix,
             }
 
@@ -381,32 +374,28 @@ class AdviceCache:
         with self._lock:
             self._entries.clear()
             self._states.clear()
-            self._seen = 0 if self.store is not None else state.get("seen", 0)
+            self._seen = 0 if self.store is not None else state["seen"]
             self._dropped = False
             for name in _COUNTERS:
-                setattr(self, name, state.get(name, 0))
-            self._now = state.get("now", 0)
-            if state.get("prefix", "") != self.prefix:
+                setattr(self, name, state[name])
+            self._now = state["now"]
+            if state["prefix"] != self.prefix:
                 if state["entries"]:
                     torchrl_logger.warning(
                         f"Cached answers left out: {len(state['entries']):,}. They are under "
-                        f"{state.get('prefix', '')!r}, this advisor's are under {self.prefix!r}."
+                        f"{state['prefix']!r}, this advisor's are under {self.prefix!r}."
                     )
-                state = {"entries": ()}
-            per_key = state.get("ballots", {})
-            self._visits = dict(per_key.get("visits", {}))
-            filtered = per_key.get("noops_filtered", {})
-            self._no_ops = {key: set(actions) for key, actions in filtered.items()}
-            self._closed = set(per_key.get("closed", ()))
+                state = {"entries": (), "visits": {}, "no_ops": {}, "closed": ()}
+            self._visits = dict(state["visits"])
+            self._no_ops = {key: set(actions) for key, actions in state["no_ops"].items()}
+            self._closed = set(state["closed"])
             self.pull()
             self._restore(state["entries"])
 
     def _restore(self, saved: Sequence[Sequence[Any]]) -> None:
         entries = {}
-        for key, logits, confidence, *more in saved:
-            names = {name: value for part in more for name, value in part.items()}
-            advice = Advice(tuple(logits), confidence, **read_extras(names))
-            entry = _Entry(advice, names.get("coarse"), names.get("born", 0), names.get("seq", 0))
+        for key, logits, confidence, extras, *rest in saved:
+            entry = _Entry(Advice(tuple(logits), confidence, **read_extras(extras)), *rest)
             known = self._entries.get(key)
             # Unless it was bought again since, by another process or before a crash.
             if known is None or known.seq <= entry.seq:

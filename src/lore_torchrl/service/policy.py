@@ -138,5 +138,5 @@ class CallPolicy:
                 if name in state:
                     part.load_state_dict(state[name])
             self._turn = state["turn"]
-            self._step = state.get("step", 0)
-            self._last_call_step = state.get("last_call_step", 0)
+            self._step = state["step"]
+            self._last_call_step = state["last_call_step"]

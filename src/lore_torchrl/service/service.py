@@ -574,9 +574,9 @@ class AdviceService:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore all progress.
 
-        What was in flight then is lost: paid for, never answered. So is what a durable ledger
-        has of this run from after the checkpoint. An advisor of another kind than the saved
-        one starts fresh, with a warning.
+        What was in flight then is lost: paid for, never answered. What a killed process has paid
+        for since is in a durable ledger alone. An advisor of another kind than the saved one
+        starts fresh, with a warning.
         """
         self.restored = True
         self.budget.load_state_dict(state["budget"])
@@ -586,15 +586,11 @@ class AdviceService:
             self._tickets.give_up()
             self._tickets = TicketTable()
             self.counters.load_state_dict(state["counters"])
-            # Made after the checkpoint, by a process that was killed.
-            since = max(0, self.budget.own_calls - self.counters.calls)
-            self.counters.calls += since
-            self.counters.lost += state["in_flight"] + since
+            self.counters.lost += state["in_flight"]
             self._last_id = state["last_id"]
         if "advisor" not in state or not hasattr(self.advisor, "load_state_dict"):
             return
-        # Earlier checkpoints do not name the kind.
-        found, saved = _kind(self.advisor), state.get("advisor_kind", _kind(self.advisor))
+        found, saved = _kind(self.advisor), state["advisor_kind"]
         if found == saved:
             self.advisor.load_state_dict(state["advisor"])
         else:

@@ -13,53 +13,37 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lore_torchrl.advisors.foreign_sqlite import decoded, foreign_part
-
 # Marks the file as ours, so that no other program's database is written into.
 _APPLICATION_ID = 0x4C6F5265
 
-# Script n leads from schema version n to n + 1; a released one is never edited.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """
-        CREATE TABLE ledger (
-            name TEXT PRIMARY KEY,
-            calls INTEGER NOT NULL DEFAULT 0,
-            tokens INTEGER NOT NULL DEFAULT 0,
-            cost REAL NOT NULL DEFAULT 0.0
-        ) WITHOUT ROWID
-        """,
-        # AUTOINCREMENT never gives a number twice, and writers are serialised: what is
-        # new since a number was seen is exactly what has a higher one. `latent` is not used.
-        """
-        CREATE TABLE advice (
-            seq INTEGER PRIMARY KEY AUTOINCREMENT,
-            prefix TEXT NOT NULL,
-            key TEXT NOT NULL,
-            answer TEXT NOT NULL,
-            coarse TEXT,
-            latent BLOB,
-            UNIQUE (prefix, key)
-        )
-        """,
-    ),
-    (
-        # Calls given back, and the calls of each run that shares a ledger.
-        "ALTER TABLE ledger ADD COLUMN refunds INTEGER NOT NULL DEFAULT 0",
-        """
-        CREATE TABLE runs (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            ledger TEXT NOT NULL,
-            calls INTEGER NOT NULL DEFAULT 0
-        )
-        """,
-    ),
+# Version of the tables, which is in the file.
+_VERSION = 3
+_TABLES = (
+    """
+    CREATE TABLE ledger (
+        name TEXT PRIMARY KEY,
+        calls INTEGER NOT NULL DEFAULT 0,
+        tokens INTEGER NOT NULL DEFAULT 0,
+        cost REAL NOT NULL DEFAULT 0.0,
+        refunds INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID
+    """,
+    # AUTOINCREMENT never gives a number twice, and writers are serialised: what is
+    # new since a number was seen is exactly what has a higher one.
+    """
+    CREATE TABLE advice (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        prefix TEXT NOT NULL,
+        key TEXT NOT NULL,
+        answer TEXT NOT NULL,
+        abstract_state TEXT,
+        UNIQUE (prefix, key)
+    )
+    """,
 )
 
 # What another process's writing answers; everything else will not pass by waiting.
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-
-_TABLES = ("ledger", "advice", "runs")
 
 _waiting = threading.local()
 
@@ -211,14 +195,14 @@ class AdviceStore:
             check_same_thread=False,  # the locks see to that
         )
         # Text that is no UTF-8 would make the whole query fail, not the row.
-        connection.text_factory = decoded
+        connection.text_factory = _decoded
         try:
             _wait_until(connection, until)
             self._check_owner(connection)
             self._enter_wal(connection, until)
             # The default of WAL may lose the last commits with the machine's power.
             connection.execute("PRAGMA synchronous = FULL")
-            self._migrate(connection)
+            self._make_tables(connection)
         except BaseException:
             connection.close()
             raise
@@ -231,11 +215,6 @@ class AdviceStore:
             owner = _value(connection, "PRAGMA application_id") or None
         if owner not in (0, _APPLICATION_ID):
             raise StoreError(f"{self.path} is another program's database. Name another file.")
-        connection.execute("PRAGMA trusted_schema = OFF")
-        if (part := foreign_part(connection, _TABLES)) is not None:
-            raise StoreError(
-                f"{self.path} holds {part}, which this package does not make. Name another file."
-            )
 
     def _enter_wal(self, connection: sqlite3.Connection, until: float) -> None:
         # SQLite does not wait by itself where two processes switch a new file at once.
@@ -249,25 +228,28 @@ class AdviceStore:
                     raise
                 time.sleep(0.01)
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        if self._version(connection) == len(_MIGRATIONS):
-            return
-        with _transaction(connection):
-            # Asked again: another process may have been first.
-            for version in range(self._version(connection), len(_MIGRATIONS)):
-                for statement in _MIGRATIONS[version]:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-
-    def _version(self, connection: sqlite3.Connection) -> int:
-        version = _value(connection, "PRAGMA user_version")
-        if version > len(_MIGRATIONS):
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        if _value(connection, "PRAGMA user_version") == 0:
+            with _transaction(connection):
+                # Asked again: another process may have been first.
+                if _value(connection, "PRAGMA user_version") == 0:
+                    for statement in _TABLES:
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {_VERSION}")
+                    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        if (version := _value(connection, "PRAGMA user_version")) != _VERSION:
             raise StoreError(
-                f"{self.path} has schema version {version}, this release knows up to "
-                f"{len(_MIGRATIONS)}. Upgrade lore-torchrl, or name another file."
+                f"{self.path} was written by another version of lore-torchrl (tables {version}, "
+                f"this one reads {_VERSION}). Name another file."
             )
-        return version
+
+
+def _decoded(text: bytes) -> str | bytes:
+    """Return text of a database, as it came where it is not UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 @contextmanager
