@@ -262,24 +262,10 @@ def test_a_host_that_never_connects_took_no_byte():
     assert (error.kind, error.sending) == ("unreachable", Sending.TRIED)
 
 
-@pytest.mark.parametrize(("after", "sent"), [("503_html", 2), ("fine", 7)])
-def test_others_wait_while_a_request_is_tried_again(after, sent):
-    async def six(asker: JSONClient):
-        first = asyncio.create_task(asker.post("/chat/completions", BODY))
-        while not server.total:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        others = (asker.post("/chat/completions", BODY) for _ in range(5))
-        return await asyncio.gather(first, *others, return_exceptions=True)
-
-    with FaultServer(["503_html"], after=after) as server:
-        asker = client(server, retries=1, backoff_s=(0.6, 0.6))
-        outcomes = asyncio.run(six(asker))
-        assert server.total == sent
-    if after == "fine":
-        assert not any(isinstance(outcome, AdviceError) for outcome in outcomes)
-    else:
-        assert [outcome.kind for outcome in outcomes] == ["status_503"] + ["not_sent"] * 5
+@pytest.mark.parametrize("fault", ["503_html", "429"])
+def test_what_an_overloaded_server_refuses_does_not_count_as_sent(fault):
+    with FaultServer([fault] * 3) as server:
+        assert failure(client(server)).sending is Sending.TRIED
 
 
 @pytest.mark.parametrize("fault", ["drop", "stall", "500", "reset"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
-
 import pytest
 
 pytest.importorskip("httpx")
@@ -14,7 +11,7 @@ from questions import request, step
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.chat import ChatAdvisor
-from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy
+from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 
 ROWS = 4
 
@@ -83,22 +80,17 @@ def test_an_outage_at_the_start_and_one_in_the_middle_cost_no_call(make_service,
     assert [line.split(" ")[1] for line in told] == ["stops", "is"] * 2
 
 
-@pytest.mark.parametrize("mode", ["auto", "json"])
-def test_questions_that_wait_when_the_server_fails_are_not_sent(mode):
-    with FaultServer(random_of=("503_html",)) as server:
+@pytest.mark.parametrize("fault", ["503_html", "429"])
+def test_questions_that_an_overloaded_server_refuses_cost_nothing(fault):
+    with FaultServer(random_of=(fault,)) as server:
         ledger = CallBudget(98)
-        advisor = chat(server.url, mode=mode, backoff_s=(0.5, 0.5))
+        advisor = chat(server.url, retries=1, backoff_s=(0.01, 0.01))
         with AdviceService(advisor, budget=ledger, mode="async") as service:
-            service.ask([request("a")])
-            while not server.total:
-                time.sleep(0.01)
-            # The first has failed once, and waits to be sent again.
-            time.sleep(0.2)
-            for key in "bcdefgh":
+            for key in "abcdefgh":
                 service.ask([request(key)])
             assert service.drain(10.0) == 0
-            assert service.stats()["refunded"] == 8 - ledger.spent
-    assert ledger.spent == 1
+            assert service.stats()["refunded"] == 8
+    assert ledger.spent == 0 and server.total > 0
 
 
 @pytest.mark.parametrize("fault", ["500", "stall", "html"])
@@ -118,19 +110,3 @@ def test_what_waits_for_its_turn_in_vain_costs_nothing(make_service):
         assert steps.until_advice(12) is None
         assert service.budget.spent == server.total == 1
     assert service.errors == {"not_sent": 3} and not service.policy.outage.out
-
-
-def test_calls_after_the_last_checkpoint_are_counted_after_a_kill(make_service, tmp_path):
-    with FaultServer() as server:
-        store = AdviceStore(tmp_path / "advice.sqlite")
-        killed = make_service(server.url, store=store)
-        steps = Steps(killed)
-        steps.until_advice(4)
-        checkpoint = json.loads(json.dumps(killed.state_dict()))
-        for _ in range(3):
-            steps.until_advice(4)
-        resumed = make_service(server.url, store=AdviceStore(store.path))
-        resumed.load_state_dict(checkpoint)
-        stats = resumed.stats()
-        assert stats["calls"] == server.total == resumed.budget.spent == 4
-        assert stats["calls"] == stats["answered"] + stats["lost"]

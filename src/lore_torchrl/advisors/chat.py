@@ -299,14 +299,11 @@ class _Meter:
         self.advisor = advisor
         self.usage = Usage()
         self.reached = False
-        self.asked = asyncio.get_running_loop().time()
-        self.until = self.asked + advisor.deadline_s
+        self.until = asyncio.get_running_loop().time() + advisor.deadline_s
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        # What the question's own requests do must not keep its further ones back.
-        asked = math.inf if self.reached else self.asked
         try:
-            data = await self.advisor.client.post(path, body, until=self.until, asked=asked)
+            data = await self.advisor.client.post(path, body, until=self.until)
         except AdviceError as error:
             self.reached = self.reached or error.sending is Sending.DONE
             raise

@@ -72,8 +72,7 @@ class JSONClient:
     after the seconds in ``retry-after-ms`` or ``Retry-After`` where sent, else after a back-off
     that doubles and is jittered; not on a used-up quota (402, or 429 with such a code), and not
     where the wait would end after the deadline. While a server cannot be reached, each
-    request tries once. While one request is tried again, others wait for its outcome, and
-    are not sent if it fails. The deadline covers everything, waits included. The connection
+    request tries once. The deadline covers everything, waits included. The connection
     pool belongs to one event loop; another loop, a copy or a pickle starts a new one.
 
     Args:
@@ -118,12 +117,7 @@ class JSONClient:
         return {**self.__dict__, "_pool": None}
 
     async def post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        until: float | None = None,
-        asked: float = math.inf,
+        self, path: str, body: Mapping[str, Any], *, until: float | None = None
     ) -> dict[str, Any]:
         """Send ``body`` to ``path`` below the base URL, and return the JSON object that came.
 
@@ -131,22 +125,18 @@ class JSONClient:
             path: Such as ``/chat/completions``.
             body: What is sent.
             until: Deadline on the running loop's clock. Default: ``deadline_s`` from now.
-            asked: When the question was asked, on that clock. If a request has failed for good
-                since, this one is not sent. Default: infinity, it is sent in any case.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self.deadline_s if until is None else until
         content = json.dumps(body, allow_nan=False).encode()
         if self._pool is None or self._pool.loop is not loop:
             self._pool = _Pool(self, loop)
-        pool = self._pool
-        outcome = await self._insist(pool, path, content, until, asked)
+        outcome = await self._insist(self._pool, path, content, until)
         if not isinstance(outcome, AdviceError):
-            self._away, pool.failed_at = False, -math.inf
+            self._away = False
             return outcome
         if outcome.sending is not Sending.NEVER:
             self._away = isinstance(outcome, UnreachableError)
-            pool.failed_at = loop.time() if outcome.lasting else -math.inf
         raise outcome
 
     async def aclose(self) -> None:
@@ -156,39 +146,24 @@ class JSONClient:
             await pool.client.aclose()
 
     async def _insist(
-        self, pool: _Pool, path: str, content: bytes, until: float, asked: float
+        self, pool: _Pool, path: str, content: bytes, until: float
     ) -> dict[str, Any] | AdviceError:
         """Send until it is answered or no further attempt is due; return how it ended."""
-        if not await pool.retry_succeeds(until):
-            return NotSentError("Not sent: the server failed the request before it.")
-        reached, retry, served = False, None, True
-        try:
-            for attempt in range(1, self.retries + 2):
-                outcome = await self._attempt(pool, path, content, until, asked)
-                asked = math.inf
-                if served := not isinstance(outcome, AdviceError):
-                    return outcome
-                served = not outcome.lasting
-                reached = reached or outcome.sending is Sending.DONE
-                wait = self._wait(outcome, attempt)
-                if wait is None or pool.loop.time() + wait >= until:
-                    break
-                _log.debug("Attempt %d failed (%s), next in %.2f s", attempt, outcome, wait)
-                if pool.retry is None:
-                    pool.retry = retry = pool.loop.create_future()
-                await asyncio.sleep(wait)
-        except BaseException:
-            # It was cancelled: that says nothing of the server.
-            served = True
-            raise
-        finally:
-            if retry is not None:
-                pool.retry = None
-                retry.set_result(served)
+        reached = False
+        for attempt in range(1, self.retries + 2):
+            outcome = await self._attempt(pool, path, content, until)
+            if not isinstance(outcome, AdviceError):
+                return outcome
+            reached = reached or outcome.sending is Sending.DONE
+            wait = self._wait(outcome, attempt)
+            if wait is None or pool.loop.time() + wait >= until:
+                break
+            _log.debug("Attempt %d failed (%s), next in %.2f s", attempt, outcome, wait)
+            await asyncio.sleep(wait)
         return after_reaching(outcome) if reached else outcome
 
     async def _attempt(
-        self, pool: _Pool, path: str, content: bytes, until: float, asked: float
+        self, pool: _Pool, path: str, content: bytes, until: float
     ) -> dict[str, Any] | AdviceError:
         """Send once; return what came or what went wrong."""
         # Errors are returned: one raised inside an `except` has httpx's own, with the key, as
@@ -199,8 +174,6 @@ class JSONClient:
                 async with pool.places:
                     if pool.limiter is not None:
                         await pool.limiter.acquire()
-                    if asked < pool.failed_at:
-                        return NotSentError("Not sent: the server has failed since it was asked.")
                     self.sent += 1
                     progress.started = True
                     return await self._exchange(pool.client, path, content, progress)
@@ -293,24 +266,10 @@ class _Pool:
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
         self.places = asyncio.Semaphore(owner.max_concurrency)
-        # While one request is tried again, the outcome that others wait for.
-        self.retry: asyncio.Future[bool] | None = None
-        # When the last request failed for good, if none was answered since.
-        self.failed_at = -math.inf
         self.limiter = None
         if (rate := owner.requests_per_minute) is not None:
             bucket = (rate, 60.0) if rate >= 1 else (1, 60.0 / rate)
             self.limiter = AsyncLimiter(*bucket)
-
-    async def retry_succeeds(self, until: float) -> bool:
-        """Wait for the request that is being tried again, if any; return whether to send."""
-        if self.retry is None:
-            return True
-        try:
-            async with asyncio.timeout_at(until):
-                return await asyncio.shield(self.retry)
-        except TimeoutError:
-            return False
 
 
 def _checked_url(base_url: str) -> str:
