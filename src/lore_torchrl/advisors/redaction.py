@@ -110,17 +110,22 @@ def redact(text: str, *, limit: int | None = None) -> str:
     cut = limit is not None and len(text) > limit + _LONGEST_SPELLING
     if cut:
         text = text[: limit + _LONGEST_SPELLING]
-    named = {
-        value
-        for name, value in os.environ.items()
-        if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
-    }
     # The longest first: one secret may begin with another.
-    for secret in sorted(_known | named, key=len, reverse=True):
+    for secret in sorted(_known | _named(tuple(os.environ.items())), key=len, reverse=True):
         text = _spelled(secret).sub(REDACTED, text)
     for pattern in _PATTERNS:
         text = pattern.sub(REDACTED, text)
     return (text[:-_LONGEST_SPELLING] if cut else text)[:limit]
+
+
+@lru_cache(maxsize=8)
+def _named(environment: tuple[tuple[str, str], ...]) -> set[str]:
+    """Return what variables hold that are named as keys."""
+    return {
+        value
+        for name, value in environment
+        if _SECRET_VARIABLE.search(name) and _LIKE_A_KEY.match(value)
+    }
 
 
 @lru_cache(maxsize=256)
