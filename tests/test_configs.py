@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,9 @@ def test_impossible_values_say_what_is_wrong(build, message):
     assert message in str(error.value)
 
 
+@cache
 def compose(*overrides: str):
+    """Compose a run, each once: no test may change what comes back."""
     hydra = pytest.importorskip("hydra")
     from hydra.core.global_hydra import GlobalHydra
 
@@ -136,7 +139,12 @@ def test_every_run_of_every_study_composes(name):
     study = compose_study(f"study={name}")
     assert study.name == name and study.baseline in study.methods
     first, *others = study.experiments
-    for words in study.methods.values():
+    # Of the same settings with other values the first.
+    by_names = {
+        tuple(word.split("=")[0] for word in words): words for words in study.methods.values()
+    }
+    groups = [words for words in study.methods.values() if len(words) < 2]
+    for words in [*groups, *by_names.values()]:
         compose(f"experiment={first}", *words)
     for experiment in others:
         compose(f"experiment={experiment}", *study.methods[study.baseline])
@@ -279,10 +287,9 @@ def test_every_method_stands_in_the_headline():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
-@pytest.mark.parametrize("method", ["lore", "stock"])
-def test_every_channel_goes_with_every_method(name, method):
-    before = settings(f"method={method}")
-    after = settings(f"method={method}", f"channel={name}")
+def test_every_channel_goes_with_a_method(name):
+    before = settings("method=stock")
+    after = settings("method=stock", f"channel={name}")
     assert 0 < sum(after[path] != before[path] for path in after) <= 3
 
 
@@ -362,10 +369,14 @@ def test_each_letter_adds_one_thing_to_the_one_before(experiment):
     assert e.calls == own and f.prior_net.enabled
 
 
-@pytest.mark.parametrize("group", ["env", "advisor", "lore", "dreamer", "logger"])
-def test_every_choice_of_every_group_composes(group):
-    for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
-        compose(f"{group}={path.stem}")
+def test_every_choice_of_every_group_composes():
+    groups = ("env", "advisor", "lore", "dreamer", "logger")
+    columns = (
+        [f"{group}={path.stem}" for path in sorted((ROOT / "configs" / group).glob("*.yaml"))]
+        for group in groups
+    )
+    for words in zip_longest(*columns):
+        compose(*filter(None, words))
 
 
 def test_files_hold_the_defaults_of_the_dataclasses():

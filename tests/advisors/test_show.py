@@ -76,6 +76,7 @@ def test_the_example_asks_a_server():
     assert KEY not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_the_example_shows_an_error_and_fails():
     with FaultServer(after="echo_key") as server:
         result = run("advisor=vllm", OPENAI_BASE_URL=server.url, OPENAI_API_KEY=KEY)

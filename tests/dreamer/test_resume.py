@@ -73,7 +73,13 @@ def break_advisor(monkeypatch):
     return Failing()
 
 
-@pytest.mark.parametrize("fault", [break_environment, break_logger, break_advisor])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        break_environment,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (break_logger, break_advisor)),
+    ],
+)
 def test_a_run_that_a_fault_has_cut_goes_on(tmp_path, fault):
     config = tiny_config(tmp_path / "run", total_steps=160, checkpoint_interval=16, **RARELY)
     config.lore.calls.budget = 30

@@ -60,7 +60,7 @@ def accounts(run) -> dict[str, float]:
     return stats
 
 
-@pytest.mark.parametrize("mode", ["blocking", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("blocking", marks=pytest.mark.slow)])
 def test_a_run_goes_on_through_a_mixture_of_faults(tmp_path, mode):
     lore = LoReConfig(calls=CallsConfig(budget=40, mode=mode, max_in_flight=4))
     with FaultServer(random_of=("fine",) * len(QUICK) + QUICK, seed=5) as server:

@@ -114,6 +114,7 @@ def test_a_refused_password_is_in_no_file_and_no_output_of_a_sweep(tmp_path):
     assert "http://[redacted]@127.0.0.1:9/v1" in files["multirun.yaml"]
 
 
+@pytest.mark.slow
 def test_asking_once_shows_the_answer_without_the_key():
     said = " ".join(SPELLINGS.values()) + "\x1b[2J A"
     answer = {"choices": [{"message": {"content": '{"action": 0, "why": "' + said + '"}'}}]}

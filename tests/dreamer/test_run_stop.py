@@ -116,7 +116,7 @@ def silent_run(tmp_path):
             process.wait(10)
 
 
-@pytest.mark.parametrize("mode", ["blocking", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("blocking", marks=pytest.mark.slow)])
 def test_a_silent_server_does_not_hold_up_the_stop(tmp_path, silent_run, mode):
     process = silent_run(mode)
     began = time.monotonic()

@@ -369,7 +369,7 @@ def test_score_and_rates():
     assert not any(Crafter().summarize(batch).values())
 
 
-@pytest.mark.parametrize("observe", ["pixels", "both"])
+@pytest.mark.parametrize("observe", ["both", pytest.param("pixels", marks=pytest.mark.slow)])
 def test_a_whole_run(observe, tmp_path):
     options = {"observe": observe, "area": [16, 16], "goal": "collect_sapling"}
     env = EnvConfig(

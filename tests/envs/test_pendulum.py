@@ -263,6 +263,7 @@ def test_a_whole_run_with_advice(tmp_path):
     assert draw(recording, 0, 0).shape == (360, 720, 3)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_wait_for_answers_goes_on_from_its_checkpoint(tmp_path):
     made = config(tmp_path, bandit=BanditConfig(enabled=False))
     made.checkpoint_interval, made.lore.calls.mode = 64, "async"

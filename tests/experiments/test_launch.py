@@ -115,7 +115,9 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, signum):
     """Two processes must never write to one run's folder."""
     out = tmp_path / "out"

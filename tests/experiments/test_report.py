@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from lore_torchrl.experiments import (
@@ -17,6 +18,12 @@ from lore_torchrl.experiments import (
     write_report,
 )
 from lore_torchrl.experiments.figures import method_color, save_figures
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Figures are saved as a line of text: drawing takes longer than all else."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_text("drawn"))
 
 
 def record(experiment="e", method="m", seed=0, success=(0.0, 1.0), calls=None):
@@ -51,7 +58,7 @@ def test_the_tables():
     assert auc.rows[0][5] == "1.00 [1.00, 1.00]" and auc.rows[1][4].startswith("1.00 ")
 
 
-def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path):
+def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path, no_pictures):
     runs = [
         Record("e", method, 0, [{"step": 100, "eval/success": 0.0, "eval/return": value}])
         for method, value in (("ours", -2.0), ("stock", -5.0))
@@ -75,7 +82,7 @@ def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path
         Study(runs, metric="eval/score")
 
 
-def test_what_some_runs_did_not_log_leaves_the_others_compared(tmp_path):
+def test_what_some_runs_did_not_log_leaves_the_others_compared(tmp_path, no_pictures):
     def run(experiment, method, value):
         row = {"step": 100, "eval/success": 0.5}
         return Record(
@@ -171,7 +178,7 @@ def test_a_baseline_that_did_not_run_is_refused():
         Study([])
 
 
-def test_the_metric_of_a_report_is_in_its_csv(tmp_path):
+def test_the_metric_of_a_report_is_in_its_csv(tmp_path, no_pictures):
     runs = [Record("e", "m", 0, [{"step": 100, "train/return": 3.5, "loss/actor": 1.0}])]
     page = write_report(tmp_path, Study(runs, metric="train/return"), title="t", command=[])
     assert page.exists()
@@ -182,10 +189,8 @@ def test_the_metric_of_a_report_is_in_its_csv(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("methods", "experiments"), [(6, 1), (18, 1), (2, 3)])
+@pytest.mark.parametrize(("methods", "experiments"), [(18, 1), (2, 3)])
 def test_legends_lie_inside_their_figures(methods, experiments, tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
     found = Study(
         [
             record(f"experiment {e}", f"with a part of {m}", success=(0.1, 0.2), calls=(5, 9))
@@ -208,8 +213,6 @@ def test_legends_lie_inside_their_figures(methods, experiments, tmp_path, monkey
 
 
 def test_marks_of_several_experiments_are_named(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
     named, limits = {}, {}
 
     def save(figure, path, **_):
@@ -240,7 +243,7 @@ def odd_study() -> Study:
     return Study([record(experiment="e|$x$", method=name, calls=(3, 4)) for name in ODD], ODD[0])
 
 
-def test_names_of_any_text_stand_in_the_tables_as_themselves(tmp_path):
+def test_names_of_any_text_stand_in_the_tables_as_themselves(tmp_path, no_pictures):
     page = write_report(tmp_path, odd_study(), title="A | <b>\nC", command=["a`b", "c\nd", "|"])
     text = (tmp_path / "tables.md").read_text()
     for table in odd_study().tables():
@@ -269,7 +272,7 @@ def run_script(monkeypatch):
     return run
 
 
-def test_the_script_reports_on_several_sources_together(tmp_path, run_script, capsys):
+def test_the_script_reports_on_several_sources_together(tmp_path, run_script, capsys, no_pictures):
     write_csv(tmp_path / "stock.csv", [record(method="stock", seed=n) for n in range(2)])
     write_csv(tmp_path / "ours.csv", [record(method="ours", seed=n) for n in range(3)])
     run_script(tmp_path / "stock.csv", tmp_path / "ours.csv", "--baseline", "stock")

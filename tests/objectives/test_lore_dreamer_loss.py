@@ -597,7 +597,9 @@ class TestCompile:
         prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),
     )
 
-    @pytest.mark.parametrize("which", ["config", "everything"])
+    @pytest.mark.parametrize(
+        "which", ["everything", pytest.param("config", marks=pytest.mark.slow)]
+    )
     def test_what_lore_adds_has_no_graph_break(self, monkeypatch, which):
         """The stock part is replaced by its result, so that any break is LoRe's own."""
         loss = tiny_learner(getattr(self, which)).loss

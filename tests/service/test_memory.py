@@ -32,7 +32,7 @@ class Verbose:
         return [Advice((0.0, 3.0), raw=f"{item.cache_key}{'x' * SIZE}") for item in requests]
 
 
-@pytest.mark.parametrize("mode", ["blocking", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("blocking", marks=pytest.mark.slow)])
 def test_neither_raw_answers_nor_pictures_stay_in_memory(tmp_path, mode):
     recorder = RecordingAdvisor(Verbose(), tmp_path / "answers.sqlite")
     cache = AdviceCache(answers_averaged=3)
