@@ -562,10 +562,10 @@ def test_an_old_name_is_refused_by_naming_the_new_one():
     configs.refuse_old_names(["lore.calls.abstract_states=false", "ablation=no_averaging"])
 
 
-def test_a_saved_run_is_read_under_its_old_names():
-    saved = {"env": {"family": "mine.Adapter"}, "lore": {"calls": {"coarse_votes": 3}}}
+def test_of_a_saved_run_what_is_unknown_is_left_out():
+    saved = {"env": {"adapter": "mine.Adapter", "smell": 1}, "lore": {"calls": {"budget": 3}}}
     config = configs.restore_config(saved)
-    assert config.env.adapter == "mine.Adapter" and config.lore.calls.answers_averaged == 3
+    assert config.env.adapter == "mine.Adapter" and config.lore.calls.budget == 3
 
 
 @pytest.mark.parametrize(

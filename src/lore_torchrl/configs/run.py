@@ -255,9 +255,8 @@ def restore_config(saved: Mapping[str, Any]) -> TrainConfig:
 def _rebuild(default: Any, saved: Mapping[str, Any]) -> Any:
     values = {}
     for part in fields(default):
-        name = part.name if part.name in saved else part.metadata.get("was")
-        if name in saved:
-            value, current = saved[name], getattr(default, part.name)
+        if part.name in saved:
+            value, current = saved[part.name], getattr(default, part.name)
             nested = is_dataclass(current) and part.name != "advisor"
             values[part.name] = _rebuild(current, value) if nested else value
     return type(default)(**values)
