@@ -259,6 +259,11 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
     usage = Usage() if answer is None else answer.usage
     advice = answer if isinstance(answer, Advice) else None
     error = answer if isinstance(answer, AdviceError) else None
+    said: Any = None
+    if advice is not None:
+        # NumPy's numbers are no JSON; as Python's floats they lose no bit.
+        said, extras = [float(value) for value in advice.logits], advice.extras()
+        said = {"logits": said, **extras} if extras else said
     read, written = (
         int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count)))
         for count in (usage.prompt_tokens, usage.completion_tokens)
@@ -270,8 +275,7 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "mission": clean(request.mission),
         "description": clean(request.description),
         "actions": json.dumps(request.actions),
-        # NumPy's numbers are no JSON; as Python's floats they lose no bit.
-        "logits": json.dumps(_logits(advice)) if advice else None,
+        "logits": None if advice is None else json.dumps(said),
         "confidence": float(advice.confidence) if advice else None,
         "raw": clean(advice.raw, _LONGEST_RAW) if advice else "",
         "error_kind": safe_kind(error.kind) if error else None,
@@ -446,13 +450,6 @@ def _read_sqlite(path: Path) -> tuple[str, dict[str, list[Entry]]]:
             "path, or record again."
         ) from err
     return "cache_key", entries
-
-
-def _logits(advice: Advice) -> list[float] | dict[str, Any]:
-    """Return an answer's logits, in an object with what else it says if it does."""
-    logits = [float(value) for value in advice.logits]
-    extras = advice.extras()
-    return {"logits": logits, **extras} if extras else logits
 
 
 def _read_row(row: sqlite3.Row) -> Entry:
