@@ -326,7 +326,7 @@ class Row:
     def disagreements(self) -> list[str]:
         """Return which counts differ."""
         result, stats = self.outcome.result, self.outcome.result["stats"]
-        calls, spent, refunded = stats["calls"], result["spent"], int(stats["refunded"])
+        calls, spent = stats["calls"], result["spent"]
         failed = sum(n for kind, n in result["errors"].items() if kind not in NO_CALLS)
         wrong = []
         if calls != stats["answered"] + stats["lost"] or stats["in_flight"]:
@@ -340,8 +340,8 @@ class Row:
             wrong.append(f"ledger {spent}, {calls:g} calls")
         if self.requests > result["sent"]:
             wrong.append(f"server {self.requests} requests, run {result['sent']}")
-        if self.fault not in UNREAD and spent + refunded != self.seen:
-            wrong.append(f"ledger {spent}, refunded {refunded}, server {self.seen}")
+        if self.fault not in UNREAD and spent != self.seen:
+            wrong.append(f"ledger {spent}, server {self.seen}")
         if self.fault in UNREAD and spent > max(self.requests, MOST_LOST):
             wrong.append(f"ledger {spent}, server {self.requests} requests")
         return wrong
@@ -353,8 +353,7 @@ class Row:
             return {"survived": [self.outcome.why], "shown": self.outcome.shown}
         frames = result["frames"]
         ended = frames == (WARM_UP + STEPS) * ENVS
-        answerable = self.seen - int(result["stats"]["refunded"])
-        within = max(answerable, result["spent"]) <= BUDGET
+        within = max(self.seen, result["spent"]) <= BUDGET
         answered = self.fault not in ANSWERED or result["stats"]["answered"]
         return {
             "survived": [] if ended else [f"ended at step {frames}"],

@@ -139,7 +139,7 @@ def test_every_run_of_every_study_composes(name):
     study = compose_study(f"study={name}")
     assert study.name == name and study.baseline in study.methods
     first, *others = study.experiments
-    # Of the same settings with other values the first.
+    # Of the same settings with other values the last.
     by_names = {
         tuple(word.split("=")[0] for word in words): words for words in study.methods.values()
     }

@@ -262,12 +262,6 @@ def test_a_host_that_never_connects_took_no_byte():
     assert (error.kind, error.sending) == ("unreachable", Sending.TRIED)
 
 
-@pytest.mark.parametrize("fault", ["503_html", "429"])
-def test_what_an_overloaded_server_refuses_does_not_count_as_sent(fault):
-    with FaultServer([fault] * 3) as server:
-        assert failure(client(server)).sending is Sending.TRIED
-
-
 @pytest.mark.parametrize("fault", ["drop", "stall", "500", "reset"])
 def test_what_a_server_may_have_worked_on_counts_as_sent(fault):
     with FaultServer([fault] * 3) as server:

@@ -133,7 +133,7 @@ def test_the_budget_is_spent_before_the_call():
         (lambda requests: [None] * len(requests), "unanswered"),
         (lambda requests: [Advice(logits=(float("nan"), 0.0))], "not_finite"),
         (lambda requests: [DeadlineError("too slow")], "timeout"),
-        (lambda requests: [StatusError(500, "busy")], "status_500"),
+        (lambda requests: [StatusError(503, "busy")], "status_503"),
     ],
 )
 def test_a_failure_is_counted_and_the_run_goes_on(monkeypatch, answer, kind):
@@ -231,6 +231,7 @@ def test_a_copy_in_another_process_spends_from_the_same_ledger(tmp_path):
         assert ask(service, [request("d")]) == [None]
     assert copy.budget.spent == service.budget.spent == 2
     assert copy.stats()["calls"] == service.stats()["calls"] == 1
+    assert copy.budget.own_calls == service.budget.own_calls == 1
 
 
 def test_a_copy_that_would_spend_the_budget_again_is_refused():

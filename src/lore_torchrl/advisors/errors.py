@@ -40,7 +40,7 @@ class Sending(Enum):
 
     #: Nothing was sent: its turn did not come in time, or it cannot be asked at all.
     NEVER = "never"
-    #: No connection came about, or the server refused it unread: too many requests, or 503.
+    #: No connection came about, so that no server took a byte.
     TRIED = "tried"
     #: A server may have worked on it.
     DONE = "done"
@@ -127,14 +127,13 @@ class StatusError(AdviceError):
             self.kind = f"status_{status}"
             # 501 is what llama.cpp says of an endpoint that its model cannot serve.
             self.lasting = status >= 500 and status != 501
-            self.sending = Sending.TRIED if status == 503 else Sending.DONE
 
     def __reduce__(self) -> tuple:
         # The default would take the message for the status.
         return type(self), (self.status, str(self)), self.__dict__
 
 
-class RateLimitedError(StatusError, kind="rate_limited", lasting=True, sending=Sending.TRIED):
+class RateLimitedError(StatusError, kind="rate_limited", lasting=True):
     """Too many requests; waiting may help."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import netrc
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from torchrl._utils import logger as torchrl_logger
 from torchrl.record.loggers import Logger, get_logger
@@ -24,19 +26,31 @@ def _wandb_mode(directory: Path) -> str:
     if asked:
         # W&B's former names.
         return {"dryrun": "offline", "run": "online"}.get(asked, asked)
-    # Comes with W&B.
-    from requests.utils import get_netrc_auth
-
-    address = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-    if os.environ.get("WANDB_API_KEY") or get_netrc_auth(address):
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    if os.environ.get("WANDB_API_KEY") or _in_netrc(host):
         return "online"
     torchrl_logger.info(
         "No W&B account found for %s: logging offline. `wandb sync %s` uploads it later; "
         "logger.mode=online asks W&B nevertheless.",
-        address,
+        host,
         directory / "wandb",
     )
     return "offline"
+
+
+def _in_netrc(host: str) -> bool:
+    """Return whether there is a password for a host where ``wandb login`` writes it."""
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        found = netrc.netrc(path).authenticators(host)
+        return bool(found and found[2])
+    except FileNotFoundError:
+        return False
+    except (netrc.NetrcParseError, OSError) as error:
+        # Not the message: it may quote a password.
+        problem = type(error).__name__
+        torchrl_logger.warning("%s gives W&B no account, it cannot be read: %s", path, problem)
+        return False
 
 
 def _build_backend(
