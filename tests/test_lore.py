@@ -13,10 +13,10 @@ pytest.importorskip("minigrid")
 
 from tensordict import TensorDict
 from torchrl.collectors import Collector
-from torchrl.envs import InitTracker, TensorDictPrimer
+from torchrl.envs import InitTracker, PendulumEnv, TensorDictPrimer
 from torchrl.envs.utils import ExplorationType
 
-from lore_torchrl import LoRe, LoReConfig
+from lore_torchrl import LoRe, LoReActorLoss, LoReConfig
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import BanditConfig, CallsConfig, GateConfig, PriorNetConfig
 from lore_torchrl.dreamer.agent import build_agent
@@ -161,7 +161,7 @@ def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeyp
     assert (len(told) == 1 and expected in told[0]) if expected else not told
 
 
-def test_a_truncated_episode_goes_on_with_no_less_than_episodes_return(env_and_agent):
+def test_a_truncated_episode_goes_on_with_what_episodes_return(env_and_agent):
     agent = env_and_agent[1]
     with make(agent, LoReConfig()) as lore:
         value = lore.returns().value
@@ -169,9 +169,12 @@ def test_a_truncated_episode_goes_on_with_no_less_than_episodes_return(env_and_a
         records["belief"] = torch.zeros(1, agent.belief_dim)
         critic = value(records)
         loss = lore.loss(*stock_losses(agent, DREAMER)).actor_loss
-        assert value(records) == critic.clamp_min(0.0)
-        for least, expected in ((critic.item() - 1.0, critic), (critic.item() + 1.0, critic + 1.0)):
-            loss.least_return.fill_(least)
+        # Before anything was rewarded what a critic expects is noise.
+        assert value(records) == 0.0
+        for low, high in ((-2.0, -1.0), (-1.0, 1.0), (1.0, 2.0)):
+            loss.least_return.fill_(critic.item() + low)
+            loss.greatest_return.fill_(critic.item() + high)
+            expected = critic + min(max(0.0, low), high)
             torch.testing.assert_close(value(records), expected)
 
 
@@ -215,6 +218,19 @@ def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
         make(agent, {"calls": {"budget": 3}})
     with make(agent, LoReConfig()) as lore, pytest.raises(KeyError, match="no state_dict"):
         lore.load_state_dict({})
+
+
+def test_parts_that_do_not_belong_together_are_refused(env_and_agent):
+    env, agent = env_and_agent
+    other = build_agent(DREAMER, observation_dim=5, num_actions=env.action_spec.shape[-1])
+    losses = stock_losses(agent, DREAMER)
+    with make(other) as lore:
+        with pytest.raises(ValueError, match="trains another actor"):
+            lore.loss(*losses)
+        with pytest.raises(ValueError, match=r"SerialEnv\(1, make\)"):
+            lore.advise(PendulumEnv())
+    with pytest.raises(TypeError, match="must be a LossConfig, got LoReConfig"):
+        LoReActorLoss(losses[1], LoReConfig())
 
 
 @pytest.mark.parametrize("restored", [False, True])

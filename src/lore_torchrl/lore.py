@@ -208,6 +208,8 @@ class LoRe:
                 evaluation: the answers cached so far are looked up there, no call is made, and
                 :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
         """
+        if not env.batch_size:
+            raise ValueError("Advice is given to rows: wrap the environment in SerialEnv(1, make).")
         if self.actor.gate.hysteresis is not None:
             env = env.append_transform(self.actor.gate.primer())
         if describer is not None:
@@ -291,8 +293,8 @@ class LoRe:
         def value(records: TensorDictBase) -> Tensor:
             states = records.select(*self._value.in_keys).to(self.device)
             value = self._value(states).get("state_value")
-            # What a truncated episode goes on with is no less than episodes return.
-            return value if self._loss is None else self._loss.floored(value)
+            # What a truncated episode goes on with is what episodes return.
+            return value if self._loss is None else self._loss.bounded(value)
 
         return EpisodeReturns(value, gamma=self.discount)
 
@@ -508,8 +510,15 @@ def build_actor_loss(
     lore_actor: LoReActor,
     actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
 ) -> LoReActorLoss:
-    """Wrap a stock actor loss, with the parts of the acting mixture."""
+    """Wrap a stock actor loss, with the parts of the acting mixture.
+
+    Raises:
+        ValueError: If the loss trains another actor than the one that acts.
+    """
     critic = lore_actor.value_model
+    acting, trained = (next(a.parameters()) for a in (lore_actor.actor, actor_loss.actor_model))
+    if acting is not trained:
+        raise ValueError("The actor loss trains another actor than LoRe(actor=...): pass the same.")
     return LoReActorLoss(
         actor_loss,
         config.loss,

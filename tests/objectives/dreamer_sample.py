@@ -81,12 +81,13 @@ def wrap(actor_loss, **settings) -> LoReActorLoss:
     names = {part.name for part in fields(LossConfig)}
     config = LossConfig(**{name: value for name, value in settings.items() if name in names})
     parts = {name: value for name, value in settings.items() if name not in names}
-    return unfloored(LoReActorLoss(actor_loss, config, **parts))
+    return unbounded(LoReActorLoss(actor_loss, config, **parts))
 
 
-def unfloored(loss: LoReActorLoss) -> LoReActorLoss:
-    """Let a random critic's values count as they are, as after an episode that returned little."""
+def unbounded(loss: LoReActorLoss) -> LoReActorLoss:
+    """Let a random critic's values count as they are, as after episodes of all kinds."""
     loss.least_return.fill_(-torch.inf)
+    loss.greatest_return.fill_(torch.inf)
     return loss
 
 
@@ -113,7 +114,7 @@ def tiny_learner(
     lore_actor = None if lore is None else build_agent_actor(lore, agent, device=device)
     learner = build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
     if lore is not None:
-        unfloored(learner.loss.actor_loss)
+        unbounded(learner.loss.actor_loss)
     return learner
 
 

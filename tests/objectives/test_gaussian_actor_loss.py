@@ -12,7 +12,7 @@ from dreamer_sample import (
     tiny_agent,
     tiny_config,
     tiny_sample,
-    unfloored,
+    unbounded,
     update,
     weights,
     wrap,
@@ -394,7 +394,7 @@ def learner(lore, *, seed=0, device="cpu"):
     actor = None if lore is None else build_agent_actor(lore, agent, **built)
     learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
     if lore is not None:
-        unfloored(learner.loss.actor_loss)
+        unbounded(learner.loss.actor_loss)
     return learner
 
 

@@ -274,12 +274,15 @@ class TestImitation:
         td["lore_return"][:4] = torch.tensor([[-0.4], [-0.2], [NAN], [0.5]])
         assert loss.advice_terms(td)["lore_imitated"].item() == pytest.approx(10 / 12)
         assert loss.least_return.item() == pytest.approx(-0.4)
-        assert loss.floored(torch.tensor([-1.0, 0.3])).tolist() == pytest.approx([-0.4, 0.3])
-        assert "least_return" not in loss.state_dict()
-        # Without imitation nothing keeps the least return: what the ensemble learns is left alone.
+        loss.greatest_return.zero_()
+        loss.advice_terms(td)
+        bounded = loss.bounded(torch.tensor([-1.0, 0.3, 2.0])).tolist()
+        assert bounded == pytest.approx([-0.4, 0.3, td["lore_return"].nan_to_num().max().item()])
+        assert not {"least_return", "greatest_return"} & set(loss.state_dict())
+        # Without imitation nothing keeps them: what the ensemble learns is left alone.
         alone = lore_loss(tiny_agent(), **PAPER)
         alone.least_return.zero_()
-        assert alone.floored(torch.tensor(-1.0)) == -1.0
+        assert alone.bounded(torch.tensor(-1.0)) == -1.0
 
     def test_whoever_chose_the_step(self):
         agent, td = tiny_agent(), executed()

@@ -20,7 +20,7 @@ from lore_torchrl import keys
 _LEAST_BASELINE, _LARGEST_RETURN = 0.05, 1e30
 _OWN_STREAM = 1 << 32
 # Policy steps in training within which some segment must have been observed.
-_LEARNS_WITHIN = 5_000
+_LEARNS_WITHIN = 1_000
 
 
 class AdviceBandit(TensorDictModuleBase):

@@ -199,8 +199,7 @@ class HealthMonitor:
             weights = get("health/nonfinite_parameters", 0.0)
             message = (
                 f"Not finite: {', '.join(losses) or 'no loss'}, and {weights:.0f} parameters. The "
-                "learner cannot recover: stop, and resume an earlier checkpoint with a lower "
-                "dreamer.lr."
+                "learner cannot recover: stop, and begin again with a lower dreamer.lr."
             )
             yield "nonfinite", bool(losses) or weights > 0, 1, message
 

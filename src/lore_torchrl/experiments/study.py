@@ -218,30 +218,19 @@ class Study:
                 if found:
                     mean = np.mean(found, axis=0)
                     rows.append((experiment, method, *(f"{part:.1%}" for part in mean)))
-        sources = ("own answer cached", "abstract state", "PriorNet", "call", "none")
+        sources = ("own answer cached", "abstract state", "none before a call")
         header = ("experiment", "method", *sources)
         return Table("Where the advice came from, shares of all steps", header, tuple(rows))
 
 
 def advice_sources(record: Record) -> np.ndarray | None:
-    """Return where a run's advice came from, as fractions ``[5]`` of the steps that looked for it.
+    """Return what a run's look-ups found, as fractions ``[3]``: an own answer, one shared, none.
 
-    Own cached answer, answers of the class, PriorNet, fresh calls, none; ``None`` if the run had
-    no advisor.
+    ``None`` if the run had no advisor.
     """
-    names = ("advice/cache_hits", "advice/cache_shared_hits", "advice/cache_misses", "advice/calls")
+    names = ("advice/cache_hits", "advice/cache_shared_hits", "advice/cache_misses")
     counts = [record.last(name) for name in names]
-    if None in counts or not sum(counts[:3]):
-        return None
-    exact, near, misses, calls = counts
-    looked = exact + near + misses
-    prior_net = record.last("prior_net/served") or 0.0
-    # A call about a situation that its class serves already is a hit and a call. Steps of
-    # PriorNet are misses too, so that this is the least number of such calls.
-    both = max(0.0, calls + prior_net - misses)
-    exact, near = max(0.0, exact - max(0.0, both - near)), max(0.0, near - both)
-    none = max(0.0, looked - exact - near - prior_net - calls)
-    return np.array([exact, near, prior_net, calls, none]) / looked
+    return None if None in counts or not sum(counts) else np.array(counts) / sum(counts)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

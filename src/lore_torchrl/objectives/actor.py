@@ -96,7 +96,7 @@ class LoReActorLoss(LossModule):
             Default: ``None``.
 
     Raises:
-        TypeError: If ``actor_loss`` or its actor is not a stock one.
+        TypeError: If ``actor_loss`` or its actor is not a stock one, or ``config`` no LossConfig.
         ValueError: If a term lacks a part that it needs, or the mixer is for another kind of
             policy. In ``forward``, if the advice names another number of actions.
         KeyError: In ``forward``, if a term is on and there is no advice, or not what belongs to
@@ -129,6 +129,7 @@ class LoReActorLoss(LossModule):
     delta_end: Tensor
     updates: Tensor
     least_return: Tensor
+    greatest_return: Tensor
 
     def __init__(
         self,
@@ -148,6 +149,8 @@ class LoReActorLoss(LossModule):
             kind = type(actor_loss).__name__
             raise TypeError(f"actor_loss must be a DreamerV3 or Dreamer actor loss, got {kind}.")
         self.config = c = LossConfig() if config is None else config
+        if not isinstance(c, LossConfig):
+            raise TypeError(f"config must be a LossConfig, got {type(c).__name__}.")
         self.constrained = c.multiplier_lr > 0 or c.multiplier_init > 0
         self.mixes = self.constrained or c.distillation_weight > 0
         if self.mixes and (gate is None or mixer is None):
@@ -198,7 +201,8 @@ class LoReActorLoss(LossModule):
         self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         # Of replay: it is known again after the first batches of a resumed run.
-        self.register_buffer("least_return", torch.zeros(()), persistent=False)
+        for name in ("least_return", "greatest_return"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
     @property
@@ -399,7 +403,7 @@ class LoReActorLoss(LossModule):
         Returns:
             ``loss_lore_dyna`` and ``lore_dyna``, the fraction of starts whose step is imitated.
         """
-        expected = torch.maximum(self.floored(value), real)
+        expected = torch.maximum(self.bounded(value), real)
         scale, threshold = self.return_scale(), self.config.imitation_threshold
         target = imagined.get("lambda_target")
         weight = imitation_weight(target, expected, scale=scale, threshold=threshold).squeeze(-1)
@@ -425,19 +429,23 @@ class LoReActorLoss(LossModule):
         real = tensordict.get(keys.RETURN).reshape(value.shape)
         returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
         if self.training:
-            least = torch.where(real.isfinite(), real, 0.0).amin()
+            least, greatest = torch.where(real.isfinite(), real, 0.0).aminmax()
             self.least_return.copy_(torch.minimum(self.least_return, least))
-        value = self.floored(value)
+            self.greatest_return.copy_(torch.maximum(self.greatest_return, greatest))
+        value = self.bounded(value)
         scale, threshold = self.return_scale(), self.config.imitation_threshold
         return imitation_weight(returns, value, real, scale=scale, threshold=threshold).squeeze(-1)
 
-    def floored(self, value: Tensor) -> Tensor:
-        """Return values of at least the least return so far, 0 included, if steps are imitated.
+    def bounded(self, value: Tensor) -> Tensor:
+        """Return values between the least and the greatest return so far, 0 included.
 
-        Where nothing has been rewarded yet, what an untrained critic is below 0 would be a gain of
-        every step.
+        For what is imitated alone. While nothing has been rewarded, an untrained critic below 0
+        would make a gain of every step, and one above 0 where an episode is truncated a gain of
+        the steps before.
         """
-        return torch.maximum(value, self.least_return) if self.config.imitation_weight else value
+        if not self.config.imitation_weight:
+            return value
+        return torch.minimum(torch.maximum(value, self.least_return), self.greatest_return)
 
     @torch.no_grad()
     def _beta(self, tensordict: TensorDictBase, policy: Any) -> Tensor:

@@ -173,7 +173,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             for key in (names.reward, names.done, names.terminated, keys.RETURN)
         )
         returns = replay_returns(
-            self.actor_loss.floored(value),
+            self.actor_loss.bounded(value),
             reward.reshape(value.shape),
             done.reshape(value.shape),
             terminated.reshape(value.shape),
