@@ -293,7 +293,6 @@ class LoRe:
         def value(records: TensorDictBase) -> Tensor:
             states = records.select(*self._value.in_keys).to(self.device)
             value = self._value(states).get("state_value")
-            # What a truncated episode goes on with is what episodes return.
             return value if self._loss is None else self._loss.bounded(value)
 
         return EpisodeReturns(value, gamma=self.discount)
