@@ -27,6 +27,7 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from lore_torchrl import keys
@@ -178,6 +179,17 @@ def compare(
     return paired_ratios(times, baseline)
 
 
+class Operations(TorchDispatchMode):
+    """Counts the tensor operations of a ``with`` block."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Count one and run it."""
+        self.number += 1
+        return function(*args, **(kwargs or {}))
+
+
 def build(lore: LoReConfig | None, device: torch.device, envs: int):
     """Build an agent; return its update, its policy step and its acting mixture."""
     dreamer = DreamerConfig()
@@ -228,6 +240,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="also with LoReActor.compile_decision()"
     )
+    parser.add_argument("--operations", action="store_true", help="count those of an update alone")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -239,6 +252,13 @@ def main() -> None:
     built |= {name: build(VARIANTS[name], device, args.envs) for name in args.variants}
     updates = {name: update for name, (update, _, _) in built.items()}
     steps = {name: act for name, (_, act, _) in built.items()}
+    if args.operations:
+        for name, update in updates.items():
+            update()
+            with Operations() as counted:
+                update()
+            print(f"{name:24s}{counted.number:10,d} tensor operations an update")
+        return
     results = {
         "learner update": compare(updates, rounds=args.rounds, calls=args.updates, sync=sync),
         "policy step": compare(steps, rounds=args.rounds, calls=args.steps, sync=sync),

@@ -139,12 +139,7 @@ def test_every_run_of_every_study_composes(name):
     study = compose_study(f"study={name}")
     assert study.name == name and study.baseline in study.methods
     first, *others = study.experiments
-    # Of the same settings with other values the last.
-    by_names = {
-        tuple(word.split("=")[0] for word in words): words for words in study.methods.values()
-    }
-    groups = [words for words in study.methods.values() if len(words) < 2]
-    for words in [*groups, *by_names.values()]:
+    for words in study.methods.values():
         compose(f"experiment={first}", *words)
     for experiment in others:
         compose(f"experiment={experiment}", *study.methods[study.baseline])
@@ -287,9 +282,10 @@ def test_every_method_stands_in_the_headline():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
-def test_every_channel_goes_with_a_method(name):
-    before = settings("method=stock")
-    after = settings("method=stock", f"channel={name}")
+@pytest.mark.parametrize("method", ["lore", "stock"])
+def test_every_channel_goes_with_every_method(name, method):
+    before = settings(f"method={method}")
+    after = settings(f"method={method}", f"channel={name}")
     assert 0 < sum(after[path] != before[path] for path in after) <= 3
 
 

@@ -207,6 +207,9 @@ class LoRe:
             describer: Describer of an environment beside the one that trains, such as one for
                 evaluation: the answers cached so far are looked up there, no call is made, and
                 :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
+
+        Raises:
+            ValueError: If ``env`` has no batch size.
         """
         if not env.batch_size:
             raise ValueError("Advice is given to rows: wrap the environment in SerialEnv(1, make).")

@@ -181,7 +181,9 @@ def test_the_metric_of_a_report_is_in_its_csv(tmp_path, no_pictures):
     )
 
 
-@pytest.mark.parametrize(("methods", "experiments"), [(18, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("methods", "experiments"), [pytest.param(6, 1, marks=pytest.mark.slow), (18, 1), (2, 3)]
+)
 def test_legends_lie_inside_their_figures(methods, experiments, tmp_path, monkeypatch):
     found = Study(
         [

@@ -471,6 +471,18 @@ class TestKeys:
         with pytest.raises(KeyError, match=f"{key}.*SelectTransform"):
             learner.stepper.step(None, sample)
 
+    @pytest.mark.parametrize("prior_weight", [0.0, 1.0])
+    def test_wrong_advice_is_refused_where_it_only_acts_too(self, prior_weight):
+        config = lore_config(imitation_weight=3.0, multiplier_lr=0.0, prior_weight=prior_weight)
+        for key, change, error in (
+            ("llm_mask", torch.Tensor.float, TypeError),
+            ("llm_prior_logits", lambda logits: logits[..., :-1], ValueError),
+        ):
+            sample = tiny_sample()
+            sample["next", key] = change(sample["next", key])
+            with pytest.raises(error, match=r"must be boolean|advice has 3 logits"):
+                forward(tiny_learner(config).loss, sample)
+
     def test_context_is_returned_as_by_the_stock_loss(self):
         result = forward(tiny_learner(lore_config()).loss, tiny_sample())
         stock = forward(tiny_learner().loss, tiny_sample(mask=None))

@@ -49,12 +49,7 @@ class AdviceBatch(NamedTuple):
         A row counts where ``mask`` is set and its logits, up to 1e30, and confidence are finite.
         Of what it says, ``action_mask`` ``[*B, K]`` leaves the actions that are true in it, or
         all if none is.
-
-        Raises:
-            TypeError: If the mask is not boolean.
         """
-        if mask.dtype != torch.bool:
-            raise TypeError(f"The mask of advice must be boolean, got {mask.dtype}.")
         prior_logits = prior_logits.detach().float()
         confidence = confidence.detach().float()
         # Centered first: the mean of finite but enormous logits may not be finite.
@@ -112,6 +107,7 @@ def read_advice(
 
     Raises:
         KeyError: If there are logits, but not what belongs to them.
+        TypeError: If the mask is not boolean.
     """
     entries = tuple(tensordict.get(key, None) for key in keys.ADVICE_KEYS)
     if entries[0] is None:
@@ -119,4 +115,6 @@ def read_advice(
     missing = [k for k, entry in zip(keys.ADVICE_KEYS, entries, strict=True) if entry is None]
     if missing:
         raise KeyError(f"There is advice under {keys.PRIOR_LOGITS!r}, but no {missing} beside it.")
+    if entries[-1].dtype != torch.bool:
+        raise TypeError(f"The mask of advice must be boolean, got {entries[-1].dtype}.")
     return (*entries, tensordict.get(keys.ACTION_MASK, None)) if action_mask else entries

@@ -200,9 +200,8 @@ class LoReActorLoss(LossModule):
         self.register_buffer("delta", torch.tensor(float(c.delta)))
         self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
-        # Of replay: it is known again after the first batches of a resumed run.
         for name in ("least_return", "greatest_return"):
-            self.register_buffer(name, torch.zeros(()), persistent=False)
+            self.register_buffer(name, torch.zeros(()))
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
     @property
@@ -348,9 +347,10 @@ class LoReActorLoss(LossModule):
         policy = followed = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
+        acting = policy
         if self.config.imitation_weight:
             gains = self._gains(tensordict)
-            steps, acting, weight = tensordict, policy, gains
+            steps, weight = tensordict, gains
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
                 weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
@@ -358,14 +358,15 @@ class LoReActorLoss(LossModule):
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()
+        raw = read_advice(tensordict, self.mixer.action_mask)
+        if raw is not None:
+            self.mixer.check_advice(acting, raw[0])
         if self.advised:
             if advice is None:
-                raw = read_advice(tensordict, self.mixer.action_mask)
                 advice = AdviceBatch.clean(*raw)
                 if self.prior_net is not None:
                     latent = (tensordict.get(key) for key in self.prior_net.in_keys)
                     advice = advice.completed(self.prior_net.fallback(*latent))
-            self.mixer.check_advice(policy, advice.prior_logits)
             if advice.learned is not None:
                 terms["lore_learned"] = advice.learned.float().mean()
             if self.config.imitation_weight:

@@ -45,7 +45,8 @@ def replay_returns(
     cut = torch.nn.functional.pad(is_init[:, 2:], (0, 0, 0, 1))
     ahead = gamma * value[:, 1:] * ~terminated[:, 1:]
     share = lmbda * ~(done[:, 1:] | terminated[:, 1:] | cut)
-    # As TorchRL's td_lambda_return_estimate, in a fifth of the operations.
+    # As TorchRL's td_lambda_return_estimate, in a fifth of the operations. Its vectorized form cuts
+    # sequences where episodes end, so that shapes depend on the data.
     now = reward[:, 1:].float() + (1.0 - share) * ahead
     following, returns = value[:, -1], []
     for base, weight in zip(now.unbind(1)[::-1], (gamma * share).unbind(1)[::-1], strict=True):

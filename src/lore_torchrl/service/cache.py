@@ -108,6 +108,7 @@ class AdviceCache:
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
         self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
         self._seen = 0  # the last number given; with a store, the last one known of it
+        self._dropped = False  # the store holds what the memory does not
         # By number, a line about each damaged row of the store, until it is taken.
         self._unreadable: dict[int, str | None] = {}
         self._lock = SharedLock()
@@ -213,7 +214,7 @@ class AdviceCache:
             # What waits behind another process's lock comes at a later miss.
             with suppress(StoreBusyError), patience(0.0):
                 self.pull()
-                if not self._is_live(key):
+                if self._dropped and not self._is_live(key):
                     self._load("key = ?", key)
         if self._serves(key, key):
             return key
@@ -280,6 +281,7 @@ class AdviceCache:
             self._states.setdefault(entry.abstract, {})[key] = entry
         if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
+            self._dropped = self.store is not None
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key, None)
@@ -315,6 +317,7 @@ class AdviceCache:
         """Load what the store has got since the last time; raises :class:`StoreError`."""
         with self._lock:
             if numbers := self._load("seq > ?", self._seen):
+                self._dropped |= len(numbers) == self.max_entries
                 self._seen = numbers[-1]
 
     def _load(self, where: str, value: Any) -> list[int]:
@@ -372,6 +375,7 @@ class AdviceCache:
             self._entries.clear()
             self._states.clear()
             self._seen = 0 if self.store is not None else state["seen"]
+            self._dropped = False
             for name in _COUNTERS:
                 setattr(self, name, state[name])
             self._now = state["now"]
