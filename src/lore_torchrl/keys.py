@@ -30,6 +30,7 @@ number of actions.
 | :data:`RETURN` | ``[*B, 1]`` | float32 | real discounted return from here on, NaN while unknown |
 | :data:`IMITATION` | ``[*B, K, ...]`` | nested | steps to imitate, drawn from all of replay |
 | :data:`IMITATION_WEIGHT` | ``[*B, 1]`` | float32 | how much the step of a record is imitated |
+| :data:`IMITATION_LIMIT` | ``[*B, 1]`` | float32 | probability up to which a step is imitated |
 | :data:`IMAGINED` | ``[N, ...]`` | nested | imagined first steps, in the losses alone |
 | :data:`LAMBDA_RETURN` | ``[*B, 1]`` | float32 | lambda return from here on, in the losses alone |
 | :data:`PLAN` | ``[*B, H]`` | int64 | the advisor's plan from here on, -1 beyond its end |
@@ -78,6 +79,7 @@ LAMBDA_RETURN = "lore_lambda_return"
 IMITATION = "lore_imitation"
 IMAGINED = "lore_imagined"
 IMITATION_WEIGHT = "lore_imitation_weight"
+IMITATION_LIMIT = "lore_imitation_limit"
 
 SOURCE_POLICY = 0
 SOURCE_ADVICE = 1

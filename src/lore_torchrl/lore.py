@@ -310,8 +310,12 @@ class LoRe:
         c = self.config
         if not (c.loss.imitation_weight and c.imitation_ratio):
             return None
-        number = c.imitation_ratio * batch_size
-        return ImitationSampler(replay, num_steps=number, seed=self.seed)
+        return ImitationSampler(
+            replay,
+            num_steps=c.imitation_ratio * batch_size,
+            pseudocount=c.imitation_pseudocount,
+            seed=self.seed,
+        )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return what learns beside the agent, for the optimizer; nothing by default."""

@@ -243,6 +243,30 @@ class TestImitation:
         found = result["loss_lore_imitation"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
+    def test_a_step_is_imitated_up_to_its_limit(self):
+        loss, sample = imitating().eval(), rewarded()
+        context = forward(loss, sample)["replay_context"]
+        stored = context.select("state", "belief")
+        stored["action"] = sample["action"]
+        stored[keys.IMITATION_WEIGHT] = torch.ones(*stored.batch_size, 1)
+        log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
+        prob = (log_p * sample["action"]).sum(-1, keepdim=True).exp().detach()
+        above = torch.rand(prob.shape) < 0.5
+        found = []
+        for limited in (True, False):
+            stored[keys.IMITATION_LIMIT] = torch.where(above, 0.5 * prob, 1.0)
+            stored[keys.IMITATION_WEIGHT] = torch.ones_like(prob)
+            if not limited:
+                # The same gradient without those steps, over as many.
+                stored[keys.IMITATION_WEIGHT][above] = 0.0
+                del stored[keys.IMITATION_LIMIT]
+            loss.zero_grad()
+            result = forward(loss, sample.clone().set(keys.IMITATION, stored.unsqueeze(2)))
+            term = result["loss_lore_imitation"]
+            term = term if limited else term * (~above).float().mean()
+            found.append(torch.autograd.grad(term, [*loss.actor_loss.actor_model.parameters()]))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
     def test_what_each_step_is_worth_goes_back_with_the_latents(self):
         loss, sample = imitating().eval(), rewarded()
         result = forward(loss, sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -9,11 +10,11 @@ from lore_torchrl import keys
 from lore_torchrl.dreamer.replay import build_replay
 from lore_torchrl.replay import ImitationSampler
 
-STREAMS, STEPS = 2, 10
+STREAMS, STEPS, LENGTH = 2, 10, 5
 
 
 def filled(gains: list[tuple[int, int]]):
-    """Two streams of ten records; those that are named, by stream and step, have a gain."""
+    """Two streams of two episodes; what is named, by stream and step, has a gain."""
     replay = build_replay(num_envs=STREAMS, buffer_size=100, batch_size=2, seq_len=4)
     stream = torch.arange(STREAMS).repeat_interleave(STEPS)
     step = torch.arange(STEPS).repeat(STREAMS)
@@ -25,6 +26,7 @@ def filled(gains: list[tuple[int, int]]):
         "env_index": stream,
         "state": column,
         "belief": column + 0.5,
+        "is_init": (step % LENGTH == 0).unsqueeze(-1),
         "action": column.long(),
         "observation": column.expand(-1, 100),
         keys.IMITATION_WEIGHT: 0.1 * weight.float().unsqueeze(-1),
@@ -35,7 +37,7 @@ def filled(gains: list[tuple[int, int]]):
 
 def test_only_steps_with_a_gain_are_drawn_each_as_often():
     drawn = ImitationSampler(filled([(0, 3), (1, 0), (1, 9)]), num_steps=3000).sample()
-    assert drawn.shape == (3000,) and "observation" not in drawn
+    assert drawn.shape == (3000,) and not {"observation", "is_init"} & set(drawn.keys())
     steps, counts = drawn["state"].unique(return_counts=True)
     assert steps.tolist() == [3.0, 10.0, 19.0]
     assert counts.min() > 900, "evenly"
@@ -47,6 +49,20 @@ def test_only_steps_with_a_gain_are_drawn_each_as_often():
 def test_without_gains_they_have_no_weight():
     drawn = ImitationSampler(filled([]), num_steps=5).sample()
     assert drawn.shape == (5,) and not drawn[keys.IMITATION_WEIGHT].any()
+
+
+def test_the_limit_grows_with_the_episodes_that_gained():
+    lucky = [(0, 1), (0, 4), (0, 5), (1, 9)]  # of three episodes
+    for pseudocount, limit in ((5.0, 3 / 8), (0.0, 1.0)):
+        sampler = ImitationSampler(filled(lucky), num_steps=5, pseudocount=pseudocount)
+        found = sampler.sample()[keys.IMITATION_LIMIT]
+        torch.testing.assert_close(found, torch.full((5, 1), limit))
+
+
+@pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"num_steps": 1, "pseudocount": -1.0}])
+def test_what_is_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match="must be"):
+        ImitationSampler(filled([]), **wrong)
 
 
 def test_the_stream_is_its_own_and_goes_on_where_it_was():

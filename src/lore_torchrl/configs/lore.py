@@ -445,6 +445,12 @@ class LoReConfig(Settings, prefix="lore"):
     imitation_ratio: int = setting(
         2, "Imitated steps a record of the batch, drawn from all of replay; 0: the batch.", ge=0
     )
+    imitation_pseudocount: float = setting(
+        8.0,
+        "Drawn actions are imitated up to a probability of n/(n + this), n the episodes that they "
+        "are drawn from.",
+        ge=0,
+    )
     calls: CallsConfig = setting(CallsConfig, "")
     gate: GateConfig = setting(GateConfig, "")
     temperature: TemperatureConfig = setting(TemperatureConfig, "")

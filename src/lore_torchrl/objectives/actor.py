@@ -23,6 +23,7 @@ from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
 from lore_torchrl.modules.subgoals import SubgoalHead
 from lore_torchrl.objectives.imitation import imitation_weight
+from lore_torchrl.policies import CategoricalPolicy
 
 # Sums of weights below this are divided by as much, so that one small gain in a batch does not
 # weigh as much as a batch of good steps.
@@ -39,9 +40,10 @@ class LoReActorLoss(LossModule):
 
     .. math::
         \mathtt{loss\_lore\_imitation} = -\lambda_f
-            \frac{\sum_t f_t \log \pi_{wm}(a_t | s_t)}{\max(1, \sum_t f_t)}
+            \frac{\sum_t f_t \min(\log \pi_{wm}(a_t | s_t), \log p_{max})}{\max(1, \sum_t f_t)}
 
-    with :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
+    with :math:`p_{max} = 1` unless :class:`~lore_torchrl.replay.ImitationSampler` gives another,
+    :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
     loss's span of returns, and :math:`V` at least the least real return so far, 0 included, so that
     a pessimistic critic makes no gains. On states that carry advice, with weight
     :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
@@ -332,7 +334,9 @@ class LoReActorLoss(LossModule):
             tensordict: As of :meth:`forward`, with any batch shape. Latent features are detached.
             advice: The advice, if it has been read and completed already. Default: ``None``.
             stored: Steps that are imitated in place of those, with ``state``, ``belief``,
-                action and ``lore_imitation_weight``, :math:`f`. Default: ``None``, the same.
+                action, ``lore_imitation_weight``, :math:`f`, and for a categorical policy
+                ``lore_imitation_limit``, the probability above which a step is imitated no more,
+                1 if it is missing. Default: ``None``, the same.
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (fraction of
@@ -355,6 +359,9 @@ class LoReActorLoss(LossModule):
                 steps, acting = stored, self._policy(stored)
                 weight = stored.get(keys.IMITATION_WEIGHT).squeeze(-1)
             log_prob = kind.log_prob(acting, steps.get("action"))
+            limit = steps.get(keys.IMITATION_LIMIT, None)
+            if limit is not None and isinstance(kind, CategoricalPolicy):
+                log_prob = log_prob.clamp_max(limit.log().squeeze(-1))
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()

@@ -16,40 +16,59 @@ class ImitationSampler:
 
     Replay holds the latent state that each record was acted in and, beside it, its weight
     :math:`f`, both refreshed whenever the record is trained on. Steps are drawn uniformly, with
-    replacement, from those with :math:`f > 0`.
+    replacement, from those with :math:`f > 0`. Beside each stands the probability up to which its
+    action is to be imitated,
+
+    .. math::
+        p_{max} = \frac{n}{n + k},
+
+    where the pool's steps are of :math:`n` episodes and :math:`k` is ``pseudocount``: learned by
+    heart, a few lucky episodes would leave a policy that explores no more.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
 
     Keyword Args:
         num_steps: Steps of a draw.
+        pseudocount: :math:`k`; with 0 there is no limit. Default: ``8.0``.
         seed: Seed of the random stream. Default: ``0``.
 
     Raises:
-        ValueError: If ``num_steps`` is not positive.
+        ValueError: If ``num_steps`` is not positive, or ``pseudocount`` is negative.
     """
 
-    def __init__(self, replay: ReplayBufferEnsemble, *, num_steps: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        replay: ReplayBufferEnsemble,
+        *,
+        num_steps: int,
+        pseudocount: float = 8.0,
+        seed: int = 0,
+    ) -> None:
         if num_steps < 1:
             raise ValueError(f"num_steps must be positive, got {num_steps}.")
+        if not pseudocount >= 0.0:
+            raise ValueError(f"pseudocount must be at least 0, got {pseudocount}.")
         self.replay = replay
-        self.num_steps = num_steps
+        self.num_steps, self.pseudocount = num_steps, pseudocount
         self.generator = torch.Generator().manual_seed(seed)
 
     def sample(self) -> TensorDictBase:
-        """Return state, belief, action and :math:`f` of steps ``[num_steps]``.
+        r"""Return state, belief, action, :math:`f` and :math:`p_{max}` of steps ``[num_steps]``.
 
         Before any step has a positive weight they are arbitrary, of weight 0.
         """
         stored = [
-            self.replay[stream].storage[:].select(*_ENTRIES)
+            self.replay[stream].storage[:].select(*_ENTRIES, "is_init")
             for stream in range(len(self.replay.writer))
             if len(self.replay[stream])
         ]
         weights = torch.cat([part.get(keys.IMITATION_WEIGHT).reshape(-1) for part in stored])
+        episode = torch.cat([part.pop("is_init").reshape(-1) for part in stored]).cumsum(0)
         pool = (weights > 0).nonzero().squeeze(-1)
-        if not len(pool):
-            pool = pool.new_zeros(1)
+        number = len(episode[pool].unique())
+        if not number:
+            number, pool = 1, pool.new_zeros(1)
         drawn = torch.randint(len(pool), (self.num_steps,), generator=self.generator)
         places = pool[drawn].sort().values
         parts, first = [], 0
@@ -57,7 +76,10 @@ class ImitationSampler:
             inside = places[(places >= first) & (places < first + len(part))] - first
             parts.append(part[inside])
             first += len(part)
-        return torch.cat(parts)
+        steps = torch.cat(parts)
+        weight = steps.get(keys.IMITATION_WEIGHT)
+        limit = torch.full_like(weight, number / (number + self.pseudocount))
+        return steps.set(keys.IMITATION_LIMIT, limit)
 
     def state_dict(self) -> dict[str, list[int]]:
         """Return where the random stream is."""
@@ -71,4 +93,5 @@ class ImitationSampler:
 def empty_steps(records: TensorDictBase, num_steps: int) -> TensorDict:
     """Return steps of zeros in the shape that :meth:`ImitationSampler.sample` gives them."""
     zeros = records[:1].select(*_ENTRIES).apply(torch.zeros_like)
+    zeros.set(keys.IMITATION_LIMIT, torch.ones_like(zeros.get(keys.IMITATION_WEIGHT)))
     return zeros.expand(num_steps).clone()
