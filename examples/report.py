@@ -20,10 +20,14 @@ from lore_torchrl.experiments import (
     Study,
     command_line,
     merge,
+    read_csv,
     read_runs,
     read_wandb,
     write_report,
 )
+
+# Random actions and the planner, by benchmarks/reference_scores.py.
+REFERENCES = Path(__file__).resolve().parent.parent / "docs" / "data" / "references.csv"
 
 
 def main() -> None:
@@ -46,6 +50,11 @@ def main() -> None:
         default=(),
         metavar="SETTING",
         help="name runs outside studies by these (default: by the settings in which they differ)",
+    )
+    parser.add_argument(
+        "--references",
+        default=REFERENCES,
+        help="CSV of scores that need no steps, dashed in the figures (default: %(default)s)",
     )
     parser.add_argument("--title")
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
@@ -70,7 +79,7 @@ def report(args: argparse.Namespace) -> Path:
         beside = first.parent if first.suffix == ".csv" else first
     return write_report(
         args.output or beside / "report",
-        Study(records, args.baseline, metric=args.metric),
+        Study(records, args.baseline, metric=args.metric, references=read_csv(args.references)),
         title=args.title or f"Report on {', '.join(args.sources)}",
         command=command_line(),
         every=args.every,

@@ -229,6 +229,8 @@ def test_parts_that_do_not_belong_together_are_refused(env_and_agent):
             lore.loss(*losses)
         with pytest.raises(ValueError, match=r"SerialEnv\(1, make\)"):
             lore.advise(PendulumEnv())
+        with pytest.raises(ValueError, match="asks for advice already"):
+            lore.advise(lore.advise(env))
     with pytest.raises(TypeError, match="must be a LossConfig, got LoReConfig"):
         LoReActorLoss(losses[1], LoReConfig())
 

@@ -209,10 +209,12 @@ class LoRe:
                 :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
 
         Raises:
-            ValueError: If ``env`` has no batch size.
+            ValueError: If ``env`` has no batch size, or asks for advice already.
         """
         if not env.batch_size:
             raise ValueError("Advice is given to rows: wrap the environment in SerialEnv(1, make).")
+        if keys.PRIOR_LOGITS in env.observation_spec.keys():
+            raise ValueError("env asks for advice already: call lore.advise once, on one without.")
         if self.actor.gate.hysteresis is not None:
             env = env.append_transform(self.actor.gate.primer())
         if describer is not None:

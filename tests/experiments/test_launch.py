@@ -214,6 +214,16 @@ def test_one_cell_is_one_run(tmp_path, script):
     assert [(r.method, r.seed) for r in read_runs(out)] == [("stock", 1)]
 
 
+def test_references_that_are_not_there_are_said_before_any_run(tmp_path, script):
+    out = tmp_path / "out"
+    config = StudyConfig(
+        methods={"stock": []}, output=str(out), references=str(tmp_path / "no.csv")
+    )
+    with pytest.raises(FileNotFoundError):
+        run_study(config, script=script)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

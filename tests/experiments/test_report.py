@@ -220,6 +220,24 @@ def test_marks_of_several_experiments_are_named(tmp_path, monkeypatch):
     assert -1 < limits["calls"][0] < 0 and limits["calls"][1] > 90
 
 
+def test_scores_that_need_no_steps_are_lines_across_their_own_experiment(tmp_path, monkeypatch):
+    lines = {}
+
+    def save(figure, path, **_):
+        lines[Path(path).stem] = [
+            {(line.get_label(), line.get_ydata()[0]) for line in axes.get_lines()}
+            for axes in figure.axes
+        ]
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    references = [record("f", "random", success=(0.2,)), record("g", "planner", success=(1.0,))]
+    runs = [record("e"), record("f")]
+    found = Study(runs, references=references)
+    save_figures(tmp_path, found)
+    assert lines["curves"] == [{("m", 0.0)}, {("m", 0.0), ("random", 0.2)}]
+    assert [table.rows for table in found.tables()] == [t.rows for t in Study(runs).tables()]
+
+
 # ---- names and files of others ----
 
 ODD = (

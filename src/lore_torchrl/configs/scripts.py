@@ -18,6 +18,10 @@ class StudyConfig(Settings):
     metric: str = setting(
         "eval/success", "What methods are compared by, higher is better, such as eval/return."
     )
+    references: str | None = setting(
+        None,
+        "CSV of scores that need no steps, for the figures: benchmarks/reference_scores.py.",
+    )
     seeds: int = setting(5, "Seeds 0 to seeds - 1 of every method on every experiment.", ge=1)
     overrides: list[str] = setting(list, "Hydra overrides for every run.")
     jobs: int = setting(2, "Runs side by side on this machine, one CPU thread each.", ge=1)

@@ -61,16 +61,20 @@ def evaluate(
     try:
         with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
             torch.manual_seed(config.seed)
-            return _play(env, adapter, policy, stopped)
+            return play_episodes(env, adapter, policy, stopped)
     finally:
         close_env(env)
 
 
-def _play(
-    env: EnvBase, adapter: EnvAdapter, policy: TensorDictModuleBase, stopped: Callable[[], bool]
+def play_episodes(
+    env: EnvBase,
+    adapter: EnvAdapter,
+    policy: TensorDictModuleBase,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
+    """Play one episode in each row of an environment; the rest is as of :func:`evaluate`."""
     policy.eval()
-    device = next(policy.parameters()).device
+    device = next((weight.device for weight in policy.parameters()), torch.device("cpu"))
     td = env.reset()
     rows = td.batch_size[0]
     alive = torch.ones(rows, 1, dtype=torch.bool)

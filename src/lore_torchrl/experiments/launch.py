@@ -20,7 +20,7 @@ from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig, refuse_old_names
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import SIGNALS, file_lock, handled_signals, sign
-from lore_torchrl.experiments.records import read_runs, run_key
+from lore_torchrl.experiments.records import read_csv, read_runs, run_key
 from lore_torchrl.experiments.report import command_line, write_report
 from lore_torchrl.experiments.study import Study
 
@@ -46,11 +46,13 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
         ``None`` where nothing is finished, or nothing has logged ``config.metric``.
 
     Raises:
+        OSError: If ``config.references`` cannot be read.
         ValueError: If the folder keeps a run of this grid that had other overrides.
         SystemExit: If a setting is given by an old name.
     """
     c, output = config, Path(config.output).resolve()
     refuse_old_names([*c.overrides, *(word for own in c.methods.values() for word in own)])
+    references = [] if c.references is None else read_csv(c.references)
     jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
         return run_jobs([jobs[c.cell]], script=script, processes=1, retry=c.retry), None
@@ -62,7 +64,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     records = [found[run_key(job)] for job in jobs if run_key(job) in found]
     baseline = c.baseline if c.baseline in {r.method for r in records} else None
     try:
-        study = Study(records, baseline, metric=c.metric)
+        study = Study(records, baseline, metric=c.metric, references=references)
     except ValueError as error:
         # The failed runs are reported as well.
         return [*errors, str(error)], None

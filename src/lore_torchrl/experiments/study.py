@@ -53,6 +53,8 @@ class Study:
     Keyword Args:
         metric: What methods are compared by, higher is better, by its name in the log.
             Default: ``"eval/success"``.
+        references: Scores that need no steps, such as those of random actions, for the figures
+            alone: the last value of the metric counts. Default: none.
 
     Raises:
         ValueError: If there is no run, none of the baseline, or none that logged the metric.
@@ -64,6 +66,7 @@ class Study:
         baseline: str | None = None,
         *,
         metric: str = "eval/success",
+        references: Sequence[Record] = (),
     ) -> None:
         if not records:
             raise ValueError("A study needs at least one finished run.")
@@ -78,7 +81,7 @@ class Study:
         logged = {name for record in records for row in record.rows for name in row} - {"step"}
         if metric not in logged:
             raise ValueError(f"No run logged {metric!r}; logged are {sorted(logged)}.")
-        self.baseline, self.metric = baseline, metric
+        self.baseline, self.metric, self.references = baseline, metric, list(references)
 
     @property
     def label(self) -> str:
