@@ -126,7 +126,7 @@ def test_a_store_keeps_advisors_of_other_settings_apart():
     assert ScriptedAdvisor(planner, seed=1).cache_prefix in prefixes
 
 
-def test_a_plan_comes_with_the_best_action_alone():
+def test_a_plan_comes_with_the_best_action_or_the_worst():
     class Plans:
         def __call__(self, request):
             return [0.0, 1.0]
@@ -137,8 +137,9 @@ def test_a_plan_comes_with_the_best_action_alone():
     request = AdviceRequest("text", ("a", "b"), "key")
     (advice,) = asyncio.run(ScriptedAdvisor(Plans(), plan_length=2).advise([request]))
     assert advice.plan == (1, 0)
-    wrong = ScriptedAdvisor(Plans(), plan_length=2, competence=-1.0)
-    assert asyncio.run(wrong.advise([request]))[0].plan == ()
+    for competence, plan in ((-1.0, (0, 0)), (0.0, ())):
+        wrong = ScriptedAdvisor(Plans(), plan_length=2, competence=competence)
+        assert asyncio.run(wrong.advise([request]))[0].plan == plan
     with pytest.raises(ValueError, match="plan_length"):
         ScriptedAdvisor(planner, plan_length=2)
 

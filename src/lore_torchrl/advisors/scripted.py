@@ -28,7 +28,7 @@ class ScriptedAdvisor:
         sharpness: Logit of the action advised. Default: ``3.0``.
         confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
         plan_length: Longest plan given, the planner's ``plan(request, length)`` where the best
-            action is advised. Default: ``0``, none.
+            action is advised, a worst one again and again where that is. Default: ``0``, none.
         subgoals: Whether to name a subgoal, the planner's ``subgoal(request)``, where the best
             action is advised. Default: ``False``.
         seed: Seed of the advisor's own random stream. Default: ``0``.
@@ -98,8 +98,10 @@ class ScriptedAdvisor:
         else:
             pick = max if self.competence > 0.0 else min
             chosen = pick(range(len(values)), key=values.__getitem__)
-            if self.plan_length and self.competence > 0.0:
-                plan = tuple(self.planner.plan(request, self.plan_length))
+            if self.plan_length:
+                plan = (chosen,) * self.plan_length
+                if self.competence > 0.0:
+                    plan = tuple(self.planner.plan(request, self.plan_length))
             if self.subgoals and self.competence > 0.0:
                 subgoal = self.planner.subgoal(request)
         logits = [0.0] * len(values)
