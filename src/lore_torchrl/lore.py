@@ -213,7 +213,7 @@ class LoRe:
         """
         if not env.batch_size:
             raise ValueError("Advice is given to rows: wrap the environment in SerialEnv(1, make).")
-        if keys.PRIOR_LOGITS in env.observation_spec.keys():
+        if keys.PRIOR_LOGITS in set(env.observation_spec.keys()):
             raise ValueError("env asks for advice already: call lore.advise once, on one without.")
         if self.actor.gate.hysteresis is not None:
             env = env.append_transform(self.actor.gate.primer())
