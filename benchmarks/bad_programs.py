@@ -4,7 +4,7 @@
     python examples/study.py study=channel_regret
 
 ``progress`` is highest where the agent faces a wall and sees no goal, and ``compute_features``
-returns numbers that tell nothing of the task, the same ones for the same view.
+hashes the view: the same numbers for the same view, others for any other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOISE = """def compute_features(obs):
     found = {}
     for number in range(8):
         mixed = (mixed * 48271 + 11) % 1000003
-        found["noise " + str(number)] = mixed / 500001.5 - 1.0
+        found["hash " + str(number)] = mixed / 500001.5 - 1.0
     return found
 """
 

@@ -134,7 +134,9 @@ def _imitated(config: DreamerConfig, steps: int, device: torch.device) -> Tensor
     stored = torch.stack(parts, 2)
     for name in ("state", "belief"):
         stored.set(name, torch.randn_like(stored.get(name)))
-    return stored.set(keys.IMITATION_WEIGHT, torch.rand(*stored.batch_size, 1, device=device))
+    weight = torch.rand(*stored.batch_size, 1, device=device)
+    stored.set(keys.IMITATION_LIMIT, torch.full_like(weight, 0.5))
+    return stored.set(keys.IMITATION_WEIGHT, weight)
 
 
 def _observation(config: DreamerConfig, rows: int, device: torch.device) -> TensorDict:

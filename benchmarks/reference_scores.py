@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModuleBase
 from lore_torchrl.configs import TrainConfig, register_configs
 from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.evaluation import play_episodes
-from lore_torchrl.envs.adapter import EnvAdapter, planner_of, read_row
+from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, planner_of, read_row
 from lore_torchrl.envs.batch import close_env
 from lore_torchrl.experiments.records import Record, write_csv
 
@@ -47,6 +47,8 @@ class Player(TensorDictModuleBase):
     def __init__(self, config: TrainConfig, adapter: EnvAdapter, *, planned: bool) -> None:
         super().__init__()
         self.describer = adapter.make_describer(memory=config.env.memory)
+        if anchors_of(self.describer) is not None:
+            raise SystemExit(f"{config.env.id} has continuous actions.")
         self.planner = planner_of(adapter) if planned else None
         self.in_keys, self.out_keys = [*self.describer.in_keys, "is_init"], ["action"]
         self.last: torch.Tensor | None = None
@@ -92,7 +94,8 @@ def main() -> None:
             config = OmegaConf.to_object(
                 compose("config", [f"experiment={name}", "lore=off", "output_dir=."])
             )
-            for player in ("random", "planner"):
+            planned = planner_of(adapter_of(config.env)) is not None
+            for player in ("random", "planner")[: 1 + planned]:
                 found = score(config, planned=player == "planner")
                 rows = [{"step": 0, **{f"eval/{key}": value for key, value in found.items()}}]
                 records.append(Record(name, player, config.seed, rows))

@@ -38,7 +38,11 @@ def main(config: DictConfig) -> None:
     """Run what is open, then report."""
     hide_secrets(config)
     script = Path(__file__).resolve().parent / "train.py"
-    errors, page = run_study(OmegaConf.to_object(config), script=script)
+    study = OmegaConf.to_object(config)
+    if study.references and not Path(study.references).exists():
+        # The default one, from another folder.
+        study.references = str(script.parent.parent / study.references)
+    errors, page = run_study(study, script=script)
     if page is not None:
         print(f"report {page}")
     if errors:

@@ -30,6 +30,7 @@ from torchrl.modules.models.model_based import DreamerActor
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl import keys
 from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
 from lore_torchrl.modules import AdviceBatch, LogitMixer, PriorNet, UncertaintyGate
 from lore_torchrl.policies import GaussianPolicy
@@ -209,6 +210,15 @@ class TestImitation:
         loss = lore_loss(agent, DreamerActorLoss, **wanted)
         expected = -0.7 * (IMITATED * taken_log_prob(agent, td, bounded=False)).sum() / TOTAL
         torch.testing.assert_close(loss.advice_terms(td)["loss_lore_imitation"], expected)
+
+    def test_a_density_has_no_limit(self):
+        agent, td = continuous_agent(), executed()
+        stored = td.select("state", "belief", "action")
+        stored[keys.IMITATION_WEIGHT] = torch.ones(*td.batch_size, 1)
+        loss = lore_loss(agent, imitation_weight=1.0)
+        free = loss.weigh(td, stored=stored)[0]["loss_lore_imitation"]
+        stored[keys.IMITATION_LIMIT] = torch.full((*td.batch_size, 1), 1e-6)
+        assert loss.weigh(td, stored=stored)[0]["loss_lore_imitation"] == free != 0
 
     def test_less_than_one_step_in_all_weighs_as_much_as_one(self):
         agent, td = continuous_agent(), executed()[:5]

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from lore_torchrl import keys
 from lore_torchrl.dreamer.replay import build_replay
 from lore_torchrl.replay import ImitationSampler
+from lore_torchrl.replay.imitation_sampler import empty_steps
 
 STREAMS, STEPS, LENGTH = 2, 10, 5
 
@@ -59,10 +60,26 @@ def test_the_limit_grows_with_the_episodes_that_gained():
         torch.testing.assert_close(found, torch.full((5, 1), limit))
 
 
-@pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"num_steps": 1, "pseudocount": -1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_steps": 0},
+        {"num_steps": 1, "pseudocount": -1.0},
+        {"num_steps": 1, "pseudocount": float("inf")},
+    ],
+)
 def test_what_is_out_of_range_is_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         ImitationSampler(filled([]), **wrong)
+
+
+def test_what_the_learner_is_compiled_on_has_the_same_entries():
+    replay = filled([(0, 3)])
+    drawn = ImitationSampler(replay, num_steps=5).sample()
+    empty = empty_steps(replay[0].storage[:], 5)
+    assert {k: (v.shape, v.dtype) for k, v in empty.items()} == {
+        k: (v.shape, v.dtype) for k, v in drawn.items()
+    }
 
 
 def test_the_stream_is_its_own_and_goes_on_where_it_was():

@@ -28,7 +28,8 @@ class ScriptedAdvisor:
         sharpness: Logit of the action advised. Default: ``3.0``.
         confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
         plan_length: Longest plan given, the planner's ``plan(request, length)`` where the best
-            action is advised, a worst one again and again where that is. Default: ``0``, none.
+            action is advised; where a worst action is, that again and again. Default: ``0``,
+            none.
         subgoals: Whether to name a subgoal, the planner's ``subgoal(request)``, where the best
             action is advised. Default: ``False``.
         seed: Seed of the advisor's own random stream. Default: ``0``.

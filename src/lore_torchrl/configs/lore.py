@@ -448,8 +448,9 @@ class LoReConfig(Settings, prefix="lore"):
     imitation_pseudocount: float = setting(
         8.0,
         "Drawn actions are imitated up to a probability of n/(n + this), n the episodes that they "
-        "are drawn from.",
+        "are drawn from; no limit on densities.",
         ge=0,
+        le=1e6,
     )
     calls: CallsConfig = setting(CallsConfig, "")
     gate: GateConfig = setting(GateConfig, "")

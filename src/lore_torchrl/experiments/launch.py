@@ -52,7 +52,7 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     """
     c, output = config, Path(config.output).resolve()
     refuse_old_names([*c.overrides, *(word for own in c.methods.values() for word in own)])
-    references = [] if c.references is None else read_csv(c.references)
+    references = read_csv(c.references) if c.references and c.cell is None else []
     jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
         return run_jobs([jobs[c.cell]], script=script, processes=1, retry=c.retry), None

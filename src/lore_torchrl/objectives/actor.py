@@ -340,10 +340,10 @@ class LoReActorLoss(LossModule):
 
         Returns:
             The ``loss_lore_*`` entries and detached metrics ``lore_imitated`` (fraction of
-            states whose step is imitated), ``lore_kl``, ``lore_multiplier``, ``lore_delta``,
-            ``lore_temperature``, ``lore_advised`` and ``lore_learned`` (fractions of states with
-            advice, and with PriorNet's), empty if no term is on; and :math:`f` ``[*B]``, if steps
-            are imitated.
+            states whose step is imitated), ``lore_imitation_limit``, ``lore_kl``,
+            ``lore_multiplier``, ``lore_delta``, ``lore_temperature``, ``lore_advised`` and
+            ``lore_learned`` (fractions of states with advice, and with PriorNet's), empty if no
+            term is on; and :math:`f` ``[*B]``, if steps are imitated.
         """
         if not self.active:
             return TensorDict({}, []), None
@@ -362,6 +362,7 @@ class LoReActorLoss(LossModule):
             limit = steps.get(keys.IMITATION_LIMIT, None)
             if limit is not None and isinstance(kind, CategoricalPolicy):
                 log_prob = log_prob.clamp_max(limit.log().squeeze(-1))
+                terms["lore_imitation_limit"] = limit.mean()
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()

@@ -23,7 +23,8 @@ class ImitationSampler:
         p_{max} = \frac{n}{n + k},
 
     where the pool's steps are of :math:`n` episodes and :math:`k` is ``pseudocount``: learned by
-    heart, a few lucky episodes would leave a policy that explores no more.
+    heart, a few lucky episodes would leave a policy that explores no more. Where a stream has
+    begun to overwrite its oldest records, :math:`n` may be out by one episode.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.
@@ -34,7 +35,7 @@ class ImitationSampler:
         seed: Seed of the random stream. Default: ``0``.
 
     Raises:
-        ValueError: If ``num_steps`` is not positive, or ``pseudocount`` is negative.
+        ValueError: If ``num_steps`` is not positive, or ``pseudocount`` is not from 0 to 1e6.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class ImitationSampler:
     ) -> None:
         if num_steps < 1:
             raise ValueError(f"num_steps must be positive, got {num_steps}.")
-        if not pseudocount >= 0.0:
-            raise ValueError(f"pseudocount must be at least 0, got {pseudocount}.")
+        if not 0.0 <= pseudocount <= 1e6:
+            raise ValueError(f"pseudocount must be from 0 to 1e6, got {pseudocount}.")
         self.replay = replay
         self.num_steps, self.pseudocount = num_steps, pseudocount
         self.generator = torch.Generator().manual_seed(seed)
@@ -66,7 +67,7 @@ class ImitationSampler:
         weights = torch.cat([part.get(keys.IMITATION_WEIGHT).reshape(-1) for part in stored])
         episode = torch.cat([part.pop("is_init").reshape(-1) for part in stored]).cumsum(0)
         pool = (weights > 0).nonzero().squeeze(-1)
-        number = len(episode[pool].unique())
+        number = len(episode[pool].unique_consecutive())
         if not number:
             number, pool = 1, pool.new_zeros(1)
         drawn = torch.randint(len(pool), (self.num_steps,), generator=self.generator)
