@@ -163,6 +163,37 @@ def test_the_large_model_has_the_size_that_its_file_names():
     assert f"({round(count / 1e6)} million parameters here" in said
 
 
+@pytest.mark.parametrize("group", ["experiment", "method", "channel", "ablation", "sweep"])
+def test_an_unknown_file_is_refused(group):
+    from hydra.errors import MissingConfigException
+
+    with pytest.raises(MissingConfigException, match="nosuch"):
+        compose(f"{group}=nosuch")
+
+
+@pytest.mark.parametrize(
+    ("words", "idle"),
+    [
+        (["channel=plan"], "plan"),
+        (["channel=plan", "advisor.plan_length=16"], None),
+        (["channel=subgoal"], "subgoal"),
+        (["channel=subgoal", "advisor.subgoals=true"], None),
+        (["channel=action_mask"], "valid_actions"),
+        (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[plan]"], "valid_actions"),
+        (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[valid_actions]"], None),
+        (["channel=plan", "experiment=doorkey8x8_llm"], None),
+        ([], None),
+    ],
+)
+def test_a_channel_that_gets_nothing_is_told_of(words, idle):
+    from omegaconf import OmegaConf
+
+    from lore_torchrl.dreamer.acting import idle_channels
+
+    found = idle_channels(OmegaConf.to_object(compose(*words)))
+    assert [f"gives no {idle}," in line for line in found] == ([True] if idle else [])
+
+
 @pytest.mark.parametrize("name", ["features", "progress"])
 def test_a_channel_switches_its_programs_on_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")

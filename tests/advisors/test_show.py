@@ -36,6 +36,9 @@ class Says:
     [
         (Advice(logits=(0.0, 3.0), raw="open!", usage=Usage(5, 1, 0.25)), True, "95.3%"),
         (Advice(logits=(0.0, 3.0), raw="open!", usage=Usage(5, 1, 0.25)), True, "0.25"),
+        (Advice((0.0, 3.0), plan=(1, 0)), True, "plan         open, wait"),
+        (Advice((0.0, 3.0), subgoal="hold the key"), True, "subgoal      hold the key"),
+        (Advice((0.0, 3.0), valid=(False, True)), True, "valid        open"),
         (NotJSONError("no JSON", usage=Usage(5, 1)), False, "not_json: no JSON"),
         (None, False, "nothing to say"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import pickle
 import sys
@@ -185,6 +186,13 @@ def test_a_changed_program_is_refused(tmp_path):
     store.path.write_text(store.path.read_text().replace("/ 12", "/ 13"))
     with pytest.raises(ValueError, match="line 1"):
         store.read()
+
+
+def test_a_line_written_by_hand_needs_kind_and_code_alone(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"kind": "progress", "code": RISE.code}) + "\n")
+    (program,) = ProgramStore(path).select("progress", "any-env")
+    assert program.code_id == RISE.code_id and program.accepted
 
 
 def test_versions_are_stable_numbers():

@@ -38,7 +38,7 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
             raw = redact(answer.raw, limit=_RAW)
             lines += ["Answer", "------", *map(visible, raw.splitlines()), ""]
         lines += ["Prior", "-----", *bars(request.actions, answer)]
-    lines += ["", *_facts(advisor, answer, latency)]
+    lines += ["", *_facts(request.actions, advisor, answer, latency)]
     return redact("\n".join(lines)), isinstance(answer, Advice)
 
 
@@ -55,10 +55,19 @@ def bars(actions: Sequence[str], advice: Advice) -> list[str]:
     return lines
 
 
-def _facts(advisor: Advisor, answer: Advice | AdviceError | None, latency: float) -> list[str]:
+def _facts(
+    actions: Sequence[str], advisor: Advisor, answer: Advice | AdviceError | None, latency: float
+) -> list[str]:
     facts = {"latency": f"{latency:.3f} s"}
     if isinstance(answer, Advice):
         facts["confidence"] = f"{answer.confidence:.2f}"
+        if answer.plan:
+            facts["plan"] = ", ".join(actions[step] for step in answer.plan)
+        if answer.subgoal:
+            facts["subgoal"] = visible(answer.subgoal)
+        if answer.valid:
+            named = zip(actions, answer.valid, strict=True)
+            facts["valid"] = ", ".join(name for name, valid in named if valid)
     if answer is not None:
         usage = answer.usage
         facts["tokens"] = f"{usage.prompt_tokens} read, {usage.completion_tokens} written"

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModuleBase
+from torchrl._utils import logger as torchrl_logger
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
-from lore_torchrl.configs import EnvConfig, TrainConfig
+from lore_torchrl.configs import ChatAdvisorConfig, EnvConfig, ScriptedAdvisorConfig, TrainConfig
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.programs import Programs, build_programs
@@ -136,6 +137,8 @@ def build_acting(
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
+    for message in idle_channels(c):
+        torchrl_logger.warning(message)
     advisor = advisor or build_advisor(c.advisor, planner=planner_of(adapter), seed=c.seed)
     announce(advisor)
     if c.record is not None:
@@ -165,6 +168,30 @@ def build_acting(
     if programs is not None:
         observed += programs.observed_keys
     return Acting(env, policy, observed, lore, epsilon, programs)
+
+
+def idle_channels(config: TrainConfig) -> list[str]:
+    """Return a line for each channel that is on and that the advisor surely gives nothing for."""
+    lore, advisor = config.lore, config.advisor
+    if isinstance(advisor, ScriptedAdvisorConfig):
+        given = {"plan": advisor.plan_length > 0, "subgoal": advisor.subgoals}
+        how = {"plan": "advisor.plan_length=16", "subgoal": "advisor.subgoals=true"}
+    elif isinstance(advisor, ChatAdvisorConfig):
+        given, how = dict.fromkeys(advisor.ask_for, True), {}
+    else:
+        return []
+    wanted = {
+        "plan": lore.calls.plan_horizon > 0,
+        "subgoal": lore.subgoal.enabled,
+        "valid_actions": lore.mixer.action_mask,
+    }
+    ask = "a server with advisor.mode=json 'advisor.ask_for=[{}]'"
+    return [
+        f"The advisor gives no {name}, and its channel does nothing: set "
+        f"{how.get(name, ask.format(name))}."
+        for name, on in wanted.items()
+        if on and not given.get(name, False)
+    ]
 
 
 def sends_image(config: TrainConfig) -> bool:

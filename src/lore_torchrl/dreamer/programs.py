@@ -17,7 +17,7 @@ from lore_torchrl.configs import ChatAdvisorConfig, EnvConfig, TrainConfig
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.envs.adapter import EnvAdapter, sample_views
 from lore_torchrl.sandbox import Limits, Program, ProgramSet, ProgramStore
-from lore_torchrl.sandbox.program import Kind
+from lore_torchrl.sandbox.program import FUNCTIONS, Kind
 from lore_torchrl.sandbox.show import program_once
 from lore_torchrl.transforms import ProgramFeatures, ProgressShaping
 
@@ -93,6 +93,7 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
     def make_describer() -> Describer:
         return adapter.make_describer(memory=config.env.memory)
 
+    _check_viewed(make_describer())
     features = shaping = None
     if c.features.enabled:
         features = _program_set("features", config, adapter, columns=c.features.columns)
@@ -104,6 +105,14 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
             episode_budget=c.progress.episode_budget,
         )
     return Programs(features, shaping, make_describer, gamma)
+
+
+def _check_viewed(describer: Describer) -> None:
+    if not hasattr(describer, "program_view"):
+        raise ValueError(
+            f"{type(describer).__name__} has no program_view, by which programs see an "
+            "observation: MiniGrid's, BabyAI's and Crafter's describers have one."
+        )
 
 
 def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
@@ -155,6 +164,9 @@ def show_program(
         advisor: Settings of a chat server; of another advisor, or where the server cannot be
             addressed, the report is of the adapter's hand-written program and says so.
     """
+    _check_viewed(adapter.make_describer())
+    if config.program not in FUNCTIONS:
+        raise ValueError(f"program={config.program} must be one of {', '.join(FUNCTIONS)}.")
     views, returns = sample_views(adapter, seed=config.seed, memory=env.memory)
     asked, reason = None, f"{type(advisor).__name__} writes no programs"
     if isinstance(advisor, ChatAdvisorConfig):

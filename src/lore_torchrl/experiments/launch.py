@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from torchrl._utils import logger as torchrl_logger
+
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig, refuse_old_names
 from lore_torchrl.dreamer.logging import read_object, rewrite
@@ -55,7 +57,9 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     references = read_csv(c.references) if c.references and c.cell is None else []
     jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
-        return run_jobs([jobs[c.cell]], script=script, processes=1, retry=c.retry), None
+        job = jobs[c.cell]
+        torchrl_logger.info(f"Cell {c.cell} of {len(jobs)}: {job.name}, in {job.folder}")
+        return run_jobs([job], script=script, processes=1, retry=c.retry), None
     errors = run_jobs(jobs, script=script, processes=c.jobs, retry=c.retry)
     if not any(job.state == "done" for job in jobs):
         return errors, None

@@ -125,9 +125,12 @@ def _read_line(path: Path, number: int, text: str) -> Program:
     try:
         row = json.loads(text)
         known = {part.name for part in fields(Program)}
-        row["errors"] = tuple(row["errors"])
+        row["errors"] = tuple(row.get("errors", ()))
         program = Program(**{name: row[name] for name in known & set(row)})
-        if not isinstance(program.code, str) or row["code_id"] != program.code_id:
+        if (
+            not isinstance(program.code, str)
+            or row.get("code_id", program.code_id) != program.code_id
+        ):
             raise ValueError("its code is not that of its code_id")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(

@@ -42,7 +42,8 @@ async def program_once(
         fields: The describer's ``program_fields``.
         advisor: Whom to ask; ``None`` checks ``hand_written``.
         hand_written: The adapter's own program.
-        store: Where what is written is kept. Default: ``None``, nowhere.
+        store: Where the program is kept, a model's failed attempts too. Default: ``None``,
+            nowhere.
     """
     about = {"env": env, "mission": views[0].get("mission", ""), "fields": fields}
     lines = ["Prompt", "------", str(program_prompt(kind, example=views[0], **about)), ""]
@@ -50,6 +51,8 @@ async def program_once(
     if advisor is None:
         lines += ["No model is asked: this is the adapter's hand-written program.", ""]
         program, failure = judged(hand_written, views, returns=returns)
+        if store is not None:
+            store.append(program)
     else:
         remember(*secrets_of(advisor))
         writer = ProgramWriter(advisor, store)
