@@ -129,9 +129,9 @@ class ChatAdvisor:
         check(server in SERVERS, "server", server, f"choose from {SERVERS}")
         check(mode == "auto" or mode in MODES, "mode", mode, f"choose from {('auto', *MODES)}")
         check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
-        rule = f"choose from {EXTRAS}, with mode='json'"
-        known = set(ask_for) <= set(EXTRAS) and (not ask_for or mode == "json")
-        check(known, "ask_for", list(ask_for), rule)
+        known = set(ask_for) <= set(EXTRAS)
+        check(known, "ask_for", list(ask_for), f"choose from {EXTRAS}")
+        check(not ask_for or mode == "json", "mode", mode, "json, which ask_for needs")
         check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
         check(votes >= 1, "votes", votes, "at least 1")
         check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")
