@@ -2,7 +2,7 @@
 
     python benchmarks/reference_scores.py --output docs/data/references.csv
 
-They are the dashed lines of a study's figures: ``references`` of ``examples/study.py``, and
+They are the reference lines of a study's figures: ``references`` of ``examples/study.py``, and
 ``--references`` of ``examples/report.py``.
 """
 
@@ -50,7 +50,7 @@ class Player(TensorDictModuleBase):
         if anchors_of(self.describer) is not None:
             raise SystemExit(f"{config.env.id} has continuous actions.")
         self.planner = planner_of(adapter) if planned else None
-        self.in_keys, self.out_keys = [*self.describer.in_keys, "is_init"], ["action"]
+        self.in_keys, self.out_keys = list(self.describer.in_keys), ["action"]
         self.last: torch.Tensor | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

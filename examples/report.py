@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument(
         "--references",
         default=REFERENCES,
-        help="CSV of scores that need no steps, dashed in the figures (default: %(default)s)",
+        help="CSV of reference scores, lines in the figures (default: %(default)s)",
     )
     parser.add_argument("--title")
     parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")

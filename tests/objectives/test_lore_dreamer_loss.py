@@ -248,7 +248,6 @@ class TestImitation:
         context = forward(loss, sample)["replay_context"]
         stored = context.select("state", "belief")
         stored["action"] = sample["action"]
-        stored[keys.IMITATION_WEIGHT] = torch.ones(*stored.batch_size, 1)
         log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
         prob = (log_p * sample["action"]).sum(-1, keepdim=True).exp().detach()
         above = torch.rand(prob.shape) < 0.5
@@ -260,7 +259,6 @@ class TestImitation:
                 # The same gradient without those steps, over as many.
                 stored[keys.IMITATION_WEIGHT][above] = 0.0
                 del stored[keys.IMITATION_LIMIT]
-            loss.zero_grad()
             result = forward(loss, sample.clone().set(keys.IMITATION, stored.unsqueeze(2)))
             term = result["loss_lore_imitation"]
             term = term if limited else term * (~above).float().mean()

@@ -20,7 +20,7 @@ class StudyConfig(Settings):
     )
     references: str | None = setting(
         None,
-        "CSV of scores that need no steps, for the figures: benchmarks/reference_scores.py.",
+        "CSV of reference scores for the figures, as benchmarks/reference_scores.py writes it.",
     )
     seeds: int = setting(5, "Seeds 0 to seeds - 1 of every method on every experiment.", ge=1)
     overrides: list[str] = setting(list, "Hydra overrides for every run.")

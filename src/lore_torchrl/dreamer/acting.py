@@ -137,9 +137,10 @@ def build_acting(
     if not c.lore.enabled:
         return Acting(env, agent.policy(), agent.observed)
 
-    for message in idle_channels(c):
-        torchrl_logger.warning(message)
-    advisor = advisor or build_advisor(c.advisor, planner=planner_of(adapter), seed=c.seed)
+    if advisor is None:
+        for message in idle_channels(c):
+            torchrl_logger.warning(message)
+        advisor = build_advisor(c.advisor, planner=planner_of(adapter), seed=c.seed)
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
@@ -171,7 +172,7 @@ def build_acting(
 
 
 def idle_channels(config: TrainConfig) -> list[str]:
-    """Return a line for each channel that is on and that the advisor surely gives nothing for."""
+    """Return a warning for each channel that is on though the advisor supplies nothing for it."""
     lore, advisor = config.lore, config.advisor
     if isinstance(advisor, ScriptedAdvisorConfig):
         given = {"plan": advisor.plan_length > 0, "subgoal": advisor.subgoals}
@@ -187,7 +188,7 @@ def idle_channels(config: TrainConfig) -> list[str]:
     }
     ask = "a server with advisor.mode=json 'advisor.ask_for=[{}]'"
     return [
-        f"The advisor gives no {name}, and its channel does nothing: set "
+        f"The advisor gives no {name}, and the channel for it does nothing: it takes "
         f"{how.get(name, ask.format(name))}."
         for name, on in wanted.items()
         if on and not given.get(name, False)

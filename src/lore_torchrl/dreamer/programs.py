@@ -20,6 +20,7 @@ from lore_torchrl.sandbox import Limits, Program, ProgramSet, ProgramStore
 from lore_torchrl.sandbox.program import FUNCTIONS, Kind
 from lore_torchrl.sandbox.show import program_once
 from lore_torchrl.transforms import ProgramFeatures, ProgressShaping
+from lore_torchrl.transforms.program import check_program_view
 
 
 @dataclass
@@ -93,7 +94,7 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
     def make_describer() -> Describer:
         return adapter.make_describer(memory=config.env.memory)
 
-    _check_viewed(make_describer())
+    check_program_view(make_describer())
     features = shaping = None
     if c.features.enabled:
         features = _program_set("features", config, adapter, columns=c.features.columns)
@@ -105,14 +106,6 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
             episode_budget=c.progress.episode_budget,
         )
     return Programs(features, shaping, make_describer, gamma)
-
-
-def _check_viewed(describer: Describer) -> None:
-    if not hasattr(describer, "program_view"):
-        raise ValueError(
-            f"{type(describer).__name__} has no program_view, by which programs see an "
-            "observation: MiniGrid's, BabyAI's and Crafter's describers have one."
-        )
 
 
 def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
@@ -164,7 +157,7 @@ def show_program(
         advisor: Settings of a chat server; of another advisor, or where the server cannot be
             addressed, the report is of the adapter's hand-written program and says so.
     """
-    _check_viewed(adapter.make_describer())
+    check_program_view(adapter.make_describer())
     if config.program not in FUNCTIONS:
         raise ValueError(f"program={config.program} must be one of {', '.join(FUNCTIONS)}.")
     views, returns = sample_views(adapter, seed=config.seed, memory=env.memory)

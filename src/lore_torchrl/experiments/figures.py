@@ -77,7 +77,7 @@ def method_color(number: int) -> tuple[float, ...]:
 def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
     """Draw the interquartile mean over seeds of each method, with its interval.
 
-    Scores that need no steps are dashed lines across.
+    Reference scores are dashed and dotted lines across.
     """
     for number, method in enumerate(study.methods):
         steps, values = study.curves(experiment, method, metric)
@@ -87,10 +87,12 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
             color, label = method_color(number), literal(method)
             axes.plot(steps, middle, color=color, label=label, marker="o", markersize=2.5)
             axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-    for number, record in enumerate(study.references):
+    players = list(dict.fromkeys(record.method for record in study.references))
+    for record in study.references:
         score = record.last(metric) if record.experiment == experiment else None
         if score is not None:
-            style = {"color": "grey", "linestyle": _DASHES[number % len(_DASHES)], "linewidth": 1}
+            dashes = _DASHES[players.index(record.method) % len(_DASHES)]
+            style = {"color": "grey", "linestyle": dashes, "linewidth": 1}
             axes.axhline(score, label=literal(record.method), **style)
     axes.set_xlabel("environment steps")
     axes.grid(alpha=0.3)

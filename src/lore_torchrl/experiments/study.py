@@ -53,8 +53,8 @@ class Study:
     Keyword Args:
         metric: What methods are compared by, higher is better, by its name in the log.
             Default: ``"eval/success"``.
-        references: Scores that need no steps, such as those of random actions, for the figures
-            alone: the last value of the metric counts. Default: none.
+        references: Reference scores, such as those of random actions, for the figures alone: the
+            last value of the metric counts. Default: none.
 
     Raises:
         ValueError: If there is no run, none of the baseline, or none that logged the metric.

@@ -23,8 +23,8 @@ class ImitationSampler:
         p_{max} = \frac{n}{n + k},
 
     where the pool's steps are of :math:`n` episodes and :math:`k` is ``pseudocount``: learned by
-    heart, a few lucky episodes would leave a policy that explores no more. Where a stream has
-    begun to overwrite its oldest records, :math:`n` may be out by one episode.
+    heart, a few lucky episodes would leave a policy that explores no more. A stream that has
+    begun to overwrite its oldest records may be counted as one episode more or less.
 
     Args:
         replay: Buffer ensemble from :func:`~lore_torchrl.dreamer.replay.build_replay`.

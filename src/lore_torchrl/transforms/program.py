@@ -24,6 +24,15 @@ from lore_torchrl.transforms.rows import (
 )
 
 
+def check_program_view(describer: Describer) -> None:
+    """Raise a ``ValueError`` if a describer has no ``program_view``, what programs see."""
+    if not hasattr(describer, "program_view"):
+        raise ValueError(
+            f"{type(describer).__name__} has no program_view(): give it one, which returns "
+            "what a program sees as plain Python data, or switch programs off."
+        )
+
+
 class ProgramTransform(RowTransform):
     """Follows the episodes of a batch and runs programs on each new observation.
 
@@ -60,11 +69,7 @@ class ProgramTransform(RowTransform):
         if programs.kind != self.kind:
             name = type(self).__name__
             raise ValueError(f"{name} needs programs of {self.kind}, got {programs.kind}.")
-        if not hasattr(describer, "program_view"):
-            raise ValueError(
-                f"{type(describer).__name__} has no program_view(): give it one, which returns "
-                "what a program sees as plain Python data, or switch programs off."
-            )
+        check_program_view(describer)
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
         super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
