@@ -179,6 +179,7 @@ def test_an_unknown_file_is_refused(group):
         (["channel=subgoal"], "subgoal"),
         (["channel=subgoal", "advisor.subgoals=true"], None),
         (["channel=action_mask"], "valid_actions"),
+        (["channel=action_mask", "advisor.valid_actions=true"], None),
         (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[plan]"], "valid_actions"),
         (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[valid_actions]"], None),
         (["channel=plan", "experiment=doorkey8x8_llm"], None),
@@ -237,6 +238,13 @@ PARTS = {
     "distillation": {"loss.distillation_weight": 0.3},
     "bonus": {"loss.bonus_weight": 0.1},
     "imagination": {"prior_net.enabled": True, "loss.beta_imagine_max": 0.25},
+    "hysteresis": {"gate.hysteresis": [0.4, 0.6]},
+    "warmup": {"gate.warmup_steps": 250},
+    "dropout": {"gate.dropout": 0.05},
+    "probability": {"mixer.mode": "probability"},
+    "triggers": {"calls.always": False, "calls.novelty": 0.5, "calls.td_spike": 3.0},
+    "cooldown": {"calls.cooldown": 40, "calls.cooldown_after_success": 100},
+    "expiry": {"calls.ttl_steps": 1000},
 }
 
 

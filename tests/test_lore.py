@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,13 @@ from torchrl.envs.utils import ExplorationType
 from lore_torchrl import LoRe, LoReActorLoss, LoReConfig
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import BanditConfig, CallsConfig, GateConfig, PriorNetConfig
+from lore_torchrl.configs.lore import (
+    EpsilonConfig,
+    FeaturesConfig,
+    ProgressConfig,
+    SamplingConfig,
+    SubgoalConfig,
+)
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
 
@@ -218,6 +226,21 @@ def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
         make(agent, {"calls": {"budget": 3}})
     with make(agent, LoReConfig()) as lore, pytest.raises(KeyError, match="no state_dict"):
         lore.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("features", FeaturesConfig(enabled=True), "features.enabled"),
+        ("progress", ProgressConfig(enabled=True), "progress.enabled"),
+        ("sampling", SamplingConfig(kind="success"), "sampling.kind"),
+        ("epsilon", EpsilonConfig(eps_init=0.1), "epsilon.eps_init"),
+        ("subgoal", SubgoalConfig(enabled=True, condition=True), "subgoal.condition"),
+    ],
+)
+def test_what_lore_does_not_build_is_refused(env_and_agent, part, value, named):
+    with pytest.raises(ValueError, match=rf"\['{re.escape(named)}'\] to work"):
+        make(env_and_agent[1], LoReConfig(**{part: value}))
 
 
 def test_parts_that_do_not_belong_together_are_refused(env_and_agent):

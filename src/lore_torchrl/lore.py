@@ -117,7 +117,9 @@ class LoRe:
 
     Raises:
         TypeError: If ``config`` is no :class:`~lore_torchrl.configs.LoReConfig`.
-        ValueError: If ``config.enabled`` is false, or a part needs what is not given.
+        ValueError: If ``config.enabled`` is false, a part needs what is not given, or ``config``
+            has parts on that only ``examples/train.py`` builds: ``features``, ``progress``,
+            ``sampling``, ``epsilon``, ``subgoal.condition``.
     """
 
     def __init__(
@@ -145,6 +147,19 @@ class LoRe:
         if not c.enabled:
             raise ValueError(
                 "lore.enabled is false: build the stock policy and losses, without a LoRe."
+            )
+        foreign = {
+            "features.enabled": c.features.enabled,
+            "progress.enabled": c.progress.enabled,
+            "sampling.kind": c.sampling.kind != "uniform",
+            "epsilon.eps_init": c.epsilon.eps_init > 0,
+            "subgoal.condition": c.subgoal.condition,
+        }
+        if any(foreign.values()):
+            raise ValueError(
+                f"LoRe does not put {[name for name, on in foreign.items() if on]} to work: these "
+                "change environment, agent or replay. Train with examples/train.py, or leave them "
+                "at their defaults and add their parts to your pipeline yourself."
             )
         if device is None:
             device = next(actor.parameters()).device

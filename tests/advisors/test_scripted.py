@@ -160,3 +160,22 @@ def test_a_subgoal_comes_with_the_best_action_alone():
         assert asyncio.run(ScriptedAdvisor(Names(), **other).advise([request]))[0].subgoal == ""
     with pytest.raises(ValueError, match="subgoals"):
         ScriptedAdvisor(planner, subgoals=True)
+
+
+@pytest.mark.parametrize("competence", [1.0, 0.0])
+def test_valid_actions_come_with_every_answer_but_an_adversary_s(competence):
+    class Knows:
+        def __call__(self, request):
+            return [1.0, 2.0]
+
+        def valid_actions(self, request):
+            return [False, True]
+
+    request = AdviceRequest("", ("left", "right"), "key")
+    told = ScriptedAdvisor(Knows(), valid_actions=True, competence=competence)
+    assert asyncio.run(told.advise([request]))[0].valid == (False, True)
+    for other in ({}, {"valid_actions": True, "competence": -1.0}):
+        assert asyncio.run(ScriptedAdvisor(Knows(), **other).advise([request]))[0].valid == ()
+    assert told.cache_prefix != ScriptedAdvisor(Knows(), competence=competence).cache_prefix
+    with pytest.raises(ValueError, match="valid_actions"):
+        ScriptedAdvisor(lambda request: [1.0], valid_actions=True)

@@ -462,6 +462,37 @@ def test_a_plan_ends_with_the_mission():
     assert [ACTIONS[action] for action in plan] == ["forward"] * 3
 
 
+@pytest.mark.parametrize("env_id", ["MiniGrid-DoorKey-8x8-v0", "MiniGrid-KeyCorridorS3R1-v0"])
+def test_the_valid_actions_are_those_that_change_the_world(env_id):
+    env = gym.make(env_id, disable_env_checker=True)
+    describer, planner = MiniGridDescriber(), MiniGridPlanner()
+    generator = np.random.default_rng(0)
+    for episode in range(5):
+        seen, _ = env.reset(seed=episode)
+        describer.observe(0, seen, None, reset=True)
+        for _ in range(60):
+            found = planner.valid_actions(describer.request(0, seen))
+            mask = valid_actions(torch.as_tensor(seen["image"])).tolist()
+            assert found == mask
+            action = int(generator.choice(np.flatnonzero(mask)))
+            seen, _, ended, _, _ = env.step(action)
+            describer.observe(0, seen, action, reset=False)
+            if ended:
+                break
+
+
+def test_done_is_valid_where_the_mission_ends_with_it_and_unknown_missions_name_nothing():
+    env = gym.make("BabyAI-GoToObj-v0", disable_env_checker=True)
+    describer, planner = MiniGridDescriber(), MiniGridPlanner()
+    seen, _ = env.reset(seed=0)
+    describer.observe(0, seen, None, reset=True)
+    request = describer.request(0, seen)
+    assert planner.valid_actions(request)[request.actions.index("done")]
+    seen = {**seen, "mission": "dance, then sing"}
+    describer.observe(0, seen, None, reset=True)
+    assert planner.valid_actions(describer.request(0, seen)) == []
+
+
 def test_the_planner_names_subgoals_that_are_then_reached():
     """In DoorKey: the key is taken, the door opened, the goal faced, in this order."""
     env = gym.make("MiniGrid-DoorKey-8x8-v0", disable_env_checker=True)

@@ -32,6 +32,8 @@ class ScriptedAdvisor:
             none.
         subgoals: Whether to name a subgoal, the planner's ``subgoal(request)``, where the best
             action is advised. Default: ``False``.
+        valid_actions: Whether to say which actions are of any use, the planner's
+            ``valid_actions(request)``; not at a negative competence. Default: ``False``.
         seed: Seed of the advisor's own random stream. Default: ``0``.
 
     Raises:
@@ -48,6 +50,7 @@ class ScriptedAdvisor:
         confidence: float = 1.0,
         plan_length: int = 0,
         subgoals: bool = False,
+        valid_actions: bool = False,
         seed: int = 0,
     ):
         check(callable(planner), "planner", planner, "callable with an AdviceRequest")
@@ -61,8 +64,12 @@ class ScriptedAdvisor:
         check(fits, "plan_length", plan_length, rule)
         rule = "the planner needs a subgoal()"
         check(not subgoals or hasattr(planner, "subgoal"), "subgoals", subgoals, rule)
+        rule = "the planner needs a valid_actions()"
+        fits = not valid_actions or hasattr(planner, "valid_actions")
+        check(fits, "valid_actions", valid_actions, rule)
         self.planner = planner
         self.plan_length, self.subgoals = plan_length, subgoals
+        self.valid_actions = valid_actions
         self.competence = float(competence)
         self.sharpness = float(sharpness)
         self.confidence = float(confidence)
@@ -75,7 +82,7 @@ class ScriptedAdvisor:
         name = getattr(self.planner, "__qualname__", type(self.planner).__qualname__)
         own = getattr(self.planner, "cache_prefix", "")
         own += f",plan {self.plan_length}" * bool(self.plan_length)
-        own += ",subgoals" * self.subgoals
+        own += ",subgoals" * self.subgoals + ",valid" * self.valid_actions
         settings = f"{name},{own},{self.competence!r},{self.sharpness!r},{self.confidence!r}"
         # Where the best action is always advised, nothing is drawn.
         return f"scripted-{settings}{'' if self.competence == 1.0 else f',{self.seed}'}:"
@@ -93,7 +100,9 @@ class ScriptedAdvisor:
                 f"planner must return one value an action: got {len(values)} for "
                 f"{len(request.actions)} actions."
             )
-        plan, subgoal = (), ""
+        plan, subgoal, valid = (), "", ()
+        if self.valid_actions and self.competence >= 0.0:
+            valid = tuple(self.planner.valid_actions(request))
         if self._random.random() >= abs(self.competence):
             chosen = self._random.randrange(len(values))
         else:
@@ -109,7 +118,8 @@ class ScriptedAdvisor:
         logits[chosen] = self.sharpness
         claim = getattr(self.planner, "confidence", None)
         scale = 1.0 if claim is None else claim(request)
-        return Advice(tuple(logits), self.confidence * scale, plan=plan, subgoal=subgoal)
+        confidence = self.confidence * scale
+        return Advice(tuple(logits), confidence, plan=plan, subgoal=subgoal, valid=valid)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream's state in types that JSON holds."""

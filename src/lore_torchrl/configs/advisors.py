@@ -25,6 +25,10 @@ class ScriptedAdvisorConfig(Settings, prefix="advisor"):
         0, "Longest plan given with the best action, or with the worst; 0 for none.", ge=0
     )
     subgoals: bool = setting(False, "Whether the planner's subgoal is given with it.")
+    valid_actions: bool = setting(
+        False,
+        "Whether each answer says which actions are of any use; not at a negative competence.",
+    )
 
 
 @dataclass

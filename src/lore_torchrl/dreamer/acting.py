@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,13 @@ from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.recorded import RecordingAdvisor
-from lore_torchrl.configs import ChatAdvisorConfig, EnvConfig, ScriptedAdvisorConfig, TrainConfig
+from lore_torchrl.configs import (
+    ChatAdvisorConfig,
+    EnvConfig,
+    LoReConfig,
+    ScriptedAdvisorConfig,
+    TrainConfig,
+)
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
 from lore_torchrl.dreamer.programs import Programs, build_programs
@@ -144,8 +150,18 @@ def build_acting(
     announce(advisor)
     if c.record is not None:
         advisor = RecordingAdvisor(advisor, c.record, append=append)
-    lore = LoRe(
+    # What environment, agent and replay are built with is not LoRe's to build.
+    default = LoReConfig()
+    own = replace(
         c.lore,
+        features=default.features,
+        progress=default.progress,
+        sampling=default.sampling,
+        epsilon=default.epsilon,
+        subgoal=replace(c.lore.subgoal, condition=False),
+    )
+    lore = LoRe(
+        own,
         actor=agent.actor,
         value=agent.value,
         advisor=advisor,
@@ -175,8 +191,16 @@ def idle_channels(config: TrainConfig) -> list[str]:
     """Return a warning for each channel that is on though the advisor supplies nothing for it."""
     lore, advisor = config.lore, config.advisor
     if isinstance(advisor, ScriptedAdvisorConfig):
-        given = {"plan": advisor.plan_length > 0, "subgoal": advisor.subgoals}
-        how = {"plan": "advisor.plan_length=16", "subgoal": "advisor.subgoals=true"}
+        given = {
+            "plan": advisor.plan_length > 0,
+            "subgoal": advisor.subgoals,
+            "valid_actions": advisor.valid_actions and advisor.competence >= 0.0,
+        }
+        how = {
+            "plan": "advisor.plan_length=16",
+            "subgoal": "advisor.subgoals=true",
+            "valid_actions": "advisor.valid_actions=true",
+        }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}
     else:

@@ -127,6 +127,20 @@ class MiniGridPlanner:
             read = now, task, sight
         return steps
 
+    def valid_actions(self, request: AdviceRequest) -> list[bool]:
+        """Return whether each action changes anything, or is a mission's ``done``; not into lava.
+
+        An empty list where the planner does not cover the mission.
+        """
+        read = _read(request)
+        if read is None:
+            return []
+        now, task, _ = read
+        return [
+            action == task.action == "done" or _after(now, action) is not now
+            for action in request.actions
+        ]
+
     def subgoal(self, request: AdviceRequest) -> str:
         """Return the current sub-goal by its name in the describer's ``subgoals``, or ``""``."""
         read = _read(request)
