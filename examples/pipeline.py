@@ -26,7 +26,12 @@ from lore_torchrl import LoRe, LoReConfig
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import CallsConfig, DreamerConfig
 from lore_torchrl.dreamer.agent import build_agent
-from lore_torchrl.dreamer.replay import OBSERVED_KEYS, build_replay, stream_records
+from lore_torchrl.dreamer.replay import (
+    OBSERVED_KEYS,
+    build_replay,
+    stream_records,
+    write_back_latents,
+)
 from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlanner
 
 
@@ -72,6 +77,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     target = SoftUpdate(value_loss, tau=0.02)
     losses: dict[str, float] = {}
     returns = lore.returns() if with_lore else None
+    imitated = lore.imitation_sampler(replay, batch_size=8 * 16) if with_lore else None
     for batch in collector:
         records = stream_records(batch, observed)
         if with_lore:
@@ -83,13 +89,15 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
         if not replay.can_sample():
             continue
         for _ in range(updates):
-            sample = replay.sample().reshape(8, 17)[:, :-1]
-            terms = loss(sample.exclude("index", "index_generation"))
+            drawn = replay.sample().reshape(8, 17)
+            sample = drawn[:, :-1].exclude("index", "index_generation")
+            terms = loss(imitated.extend(sample) if with_lore else sample)
             total = sum(value for name, value in terms.items() if name.startswith("loss_"))
             optimizer.zero_grad()
             total.backward()
             optimizer.step()
             target.step()
+            write_back_latents(replay, drawn, terms["replay_context"])
             losses = {k: v.item() for k, v in terms.items() if k.startswith("loss_")}
     collector.shutdown()
     losses["calls"] = float(lore.service.budget.spent) if with_lore else 0.0

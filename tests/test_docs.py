@@ -98,7 +98,7 @@ def test_commands_on_the_pages_name_files_that_exist():
     assert len(scripts) > 6
     for script in scripts:
         assert (ROOT / script).exists(), script
-    for group, name in choices:
+    for group, name in choices - {("study", "mine")}:  # a reader's own file
         assert (ROOT / "configs" / group / f"{name}.yaml").exists(), f"{group}={name}"
 
 

@@ -222,6 +222,8 @@ def test_advice_without_a_loss_is_told_of(env_and_agent, monkeypatch):
 
 def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
     agent = env_and_agent[1]
+    with pytest.raises(TypeError, match=r"NoneType.*LoReActorLoss\(actor_loss\)"):
+        LoRe(actor=agent.actor, value=agent.value, advisor=None, describer=None)
     with pytest.raises(TypeError, match=r"must be a LoReConfig, got dict.*OmegaConf"):
         make(agent, {"calls": {"budget": 3}})
     with make(agent, LoReConfig()) as lore, pytest.raises(KeyError, match="no state_dict"):
@@ -241,6 +243,15 @@ def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
 def test_what_lore_does_not_build_is_refused(env_and_agent, part, value, named):
     with pytest.raises(ValueError, match=rf"\['{re.escape(named)}'\] to work"):
         make(env_and_agent[1], LoReConfig(**{part: value}))
+
+
+def test_a_loss_with_another_discount_is_told_of(env_and_agent, caplog):
+    agent = env_and_agent[1]
+    with make(agent) as lore:
+        lore.loss(*stock_losses(agent, DREAMER))
+        assert not caplog.records
+        lore.loss(*stock_losses(agent, DREAMER), continuation_horizon=50)
+    assert [r.getMessage().split("pass ")[-1] for r in caplog.records] == ["LoRe(discount=0.98)."]
 
 
 def test_parts_that_do_not_belong_together_are_refused(env_and_agent):

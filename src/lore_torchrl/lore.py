@@ -116,7 +116,8 @@ class LoRe:
             ``observed_keys`` under ``"next"`` and what :meth:`observe` reads.
 
     Raises:
-        TypeError: If ``config`` is no :class:`~lore_torchrl.configs.LoReConfig`.
+        TypeError: If ``config`` is no :class:`~lore_torchrl.configs.LoReConfig`, or advisor or
+            describer lack what makes them one.
         ValueError: If ``config.enabled`` is false, a part needs what is not given, or ``config``
             has parts on that only ``examples/train.py`` builds: ``features``, ``progress``,
             ``sampling``, ``epsilon``, ``subgoal.condition``.
@@ -147,6 +148,12 @@ class LoRe:
         if not c.enabled:
             raise ValueError(
                 "lore.enabled is false: build the stock policy and losses, without a LoRe."
+            )
+        if not (hasattr(advisor, "advise") and hasattr(describer, "actions")):
+            raise TypeError(
+                "advisor needs an async advise(requests) and describer its actions, got "
+                f"{type(advisor).__name__} and {type(describer).__name__}. Self-imitation without "
+                "advice needs neither: LoReActorLoss(actor_loss)."
             )
         foreign = {
             "features.enabled": c.features.enabled,
@@ -290,7 +297,13 @@ class LoRe:
 
         ``settings`` are those of :class:`~lore_torchrl.objectives.LoReDreamerV3Loss`.
         """
-        return LoReDreamerV3Loss(model_loss, self.actor_loss(actor_loss), value_loss, **settings)
+        loss = LoReDreamerV3Loss(model_loss, self.actor_loss(actor_loss), value_loss, **settings)
+        if abs(loss.discount - self.discount) > 1e-6:
+            torchrl_logger.warning(
+                f"The loss discounts by {loss.discount:g} and lore.returns() by {self.discount:g}: "
+                f"pass LoRe(discount={loss.discount:g})."
+            )
+        return loss
 
     def actor_loss(self, actor_loss: DreamerV3ActorLoss | DreamerActorLoss) -> LoReActorLoss:
         """Wrap a stock actor loss alone, for DreamerV1 and loops that compose their losses."""

@@ -360,9 +360,19 @@ class TestImitation:
     @pytest.mark.parametrize("key", ["action", "lore_return"])
     def test_what_is_missing_is_named(self, key):
         loss = lore_loss(tiny_agent(), imitation_weight=3.0)
-        with pytest.raises(KeyError, match=f"imitation_weight=3.0 needs .'{key}'."):
+        with pytest.raises(KeyError, match=f"terms need .'{key}'. beside the latent state"):
             loss(latents().exclude(key))
         loss(latents())
+
+    def test_it_needs_no_advice(self):
+        """Self-imitation alone, the baseline, in a loop without LoRe."""
+        td = latents()
+        terms = wrap(stock_loss(tiny_agent()))(td.clone())[0]
+        alone = wrap(stock_loss(tiny_agent()))(
+            td.select("state", "belief", "action", "lore_return")
+        )[0]
+        assert alone["loss_lore_imitation"] > 0
+        assert torch.equal(alone["loss_lore_imitation"], terms["loss_lore_imitation"])
 
 
 class TestAdviceThatCannotBeRead:
@@ -372,7 +382,7 @@ class TestAdviceThatCannotBeRead:
         with pytest.raises(KeyError, match="use LoReDreamerV3Loss in place of DreamerV3Loss"):
             lore_loss(tiny_agent())(td)
         with pytest.raises(KeyError, match="LoReDreamerV3Loss"):
-            wrap(stock_loss(tiny_agent()))(td)
+            wrap(stock_loss(tiny_agent()))(td.select("state", "belief"))
 
     @pytest.mark.parametrize("missing", ["llm_confidence", "llm_mask"])
     def test_in_part(self, missing):

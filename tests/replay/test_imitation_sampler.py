@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from lore_torchrl import keys
-from lore_torchrl.dreamer.replay import build_replay
+from lore_torchrl.dreamer.replay import build_replay, write_back_latents
 from lore_torchrl.replay import ImitationSampler
 from lore_torchrl.replay.imitation_sampler import empty_steps
 
@@ -91,3 +91,21 @@ def test_the_stream_is_its_own_and_goes_on_where_it_was():
     assert torch.equal(torch.get_rng_state(), before)
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.sample()["state"], second.sample()["state"])
+
+
+def test_what_an_update_found_is_drawn_next():
+    """A pipeline's own loop: beside the batch go in draws, back into replay go the new weights."""
+    replay = filled([])
+    sampler = ImitationSampler(replay, num_steps=16)
+    drawn = replay.sample().reshape(2, 5)
+    batch = sampler.extend(drawn[:, :-1].exclude("index", "index_generation"))
+    assert batch[keys.IMITATION].shape == (2, 4, 2)
+    assert not batch[keys.IMITATION, keys.IMITATION_WEIGHT].any()
+    context = batch.select("state", "belief")
+    # The last posterior's record is not of the batch, and keeps its own weight.
+    context[keys.IMITATION_WEIGHT] = torch.ones(2, 4, 1)
+    write_back_latents(replay, drawn, context)
+    found = sampler.sample()
+    gained = drawn[:, 1:-1]["action"].reshape(-1)
+    assert found[keys.IMITATION_WEIGHT].eq(1).all()
+    assert set(found["action"].reshape(-1).tolist()) <= set(gained.tolist())

@@ -64,7 +64,7 @@ class ScriptedAdvisor:
         check(fits, "plan_length", plan_length, rule)
         rule = "the planner needs a subgoal()"
         check(not subgoals or hasattr(planner, "subgoal"), "subgoals", subgoals, rule)
-        rule = "the planner needs a valid_actions()"
+        rule = "the planner needs a valid_actions(), as MiniGrid's has"
         fits = not valid_actions or hasattr(planner, "valid_actions")
         check(fits, "valid_actions", valid_actions, rule)
         self.planner = planner

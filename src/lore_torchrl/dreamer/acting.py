@@ -190,6 +190,8 @@ def build_acting(
 def idle_channels(config: TrainConfig) -> list[str]:
     """Return a warning for each channel that is on though the advisor supplies nothing for it."""
     lore, advisor = config.lore, config.advisor
+    while hasattr(advisor, "advisor") or hasattr(advisor, "before"):
+        advisor = getattr(advisor, "advisor", None) or advisor.before
     if isinstance(advisor, ScriptedAdvisorConfig):
         given = {
             "plan": advisor.plan_length > 0,
@@ -199,7 +201,7 @@ def idle_channels(config: TrainConfig) -> list[str]:
         how = {
             "plan": "advisor.plan_length=16",
             "subgoal": "advisor.subgoals=true",
-            "valid_actions": "advisor.valid_actions=true",
+            "valid_actions": "advisor.valid_actions=true and advisor.competence of 0 or more",
         }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}

@@ -95,15 +95,13 @@ class DreamerReplayHook(TrainerHookBase):
         self._owed -= 1
         self.updates += 1
         sample = self.replay.sample().reshape(self.shape[0], self.shape[1] + 1)
-        self._handles = sample.select("index", "index_generation")
-        sample = sample.exclude("index", "index_generation")
-        self._weights = sample.get(keys.IMITATION_WEIGHT, None)
-        sample = sample[:, :-1]
+        self._whole = sample
+        sample = sample[:, :-1].exclude("index", "index_generation")
         rewarded = (sample.get(("next", "reward")) > 0).flatten(1).any(1)
         self._drawn[0] += len(rewarded)
         self._drawn[1] += int(rewarded.sum())
         if self.stored is not None:
-            sample = self.with_stored(sample, self.stored.sample())
+            sample = self.stored.extend(sample)
         return sample.to(self.device, non_blocking=True)
 
     def stats(self) -> dict[str, float]:
@@ -111,20 +109,9 @@ class DreamerReplayHook(TrainerHookBase):
         (drawn, rewarded), self._drawn = self._drawn, [0, 0]
         return {"replay/rewarded": rewarded / drawn} if drawn else {}
 
-    def with_stored(self, sample: TensorDictBase, steps: TensorDictBase) -> TensorDictBase:
-        """Put steps ``[batch_size * seq_len * K]`` into a sample."""
-        return sample.set(keys.IMITATION, steps.reshape(*sample.batch_size, -1))
-
     def write_back(self, sample: TensorDictBase) -> None:
         """Refresh the stored latent states after an update."""
-        context = sample.get("replay_context")
-        if self._weights is None:
-            context = context.exclude(keys.IMITATION_WEIGHT)
-        elif keys.IMITATION_WEIGHT in context:
-            # Of the last posterior it is not known what was gained: the record keeps its own.
-            weight = context.get(keys.IMITATION_WEIGHT)
-            weight[:, -1] = self._weights[:, -1].to(weight.device)
-        write_back_latents(self.replay, self._handles, context)
+        write_back_latents(self.replay, self._whole, sample.get("replay_context"))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's progress and the sampler's random state."""

@@ -154,16 +154,24 @@ class ReplayState:
 
 
 def write_back_latents(
-    replay: ReplayBufferEnsemble, handles: TensorDictBase, context: TensorDictBase
+    replay: ReplayBufferEnsemble, sample: TensorDictBase, context: TensorDictBase
 ) -> None:
     """Store fresh posterior states as the starting points of later samples.
 
-    The ``handles`` are ``index`` and ``index_generation`` of a sample, ``[B, T + 1]``; the
+    The ``sample`` ``[B, T + 1]`` is as it was drawn, with ``index`` and ``index_generation``; the
     ``context`` holds posterior ``state`` and ``belief`` of its first ``T`` records: entry ``t``
-    is where record ``t + 1`` starts.
+    is where record ``t + 1`` starts. Where replay has a ``lore_imitation_weight``, that of the
+    context goes with them.
     """
-    index = handles.get("index")[:, 1:].reshape(-1)
-    generation = handles.get("index_generation")[:, 1:].reshape(-1)
+    index = sample.get("index")[:, 1:].reshape(-1)
+    generation = sample.get("index_generation")[:, 1:].reshape(-1)
+    weights = sample.get(keys.IMITATION_WEIGHT, None)
+    if weights is None:
+        context = context.exclude(keys.IMITATION_WEIGHT)
+    elif keys.IMITATION_WEIGHT in context:
+        # Of the last posterior it is not known what was gained: the record keeps its own.
+        weight = context.get(keys.IMITATION_WEIGHT)
+        weight[:, -1] = weights[:, -1].to(weight.device)
     # Overlapping sequences name a record twice. Keep the later one, on every device.
     stride = int(index.get("index").max()) + 1
     slots = index.get("buffer_ids") * stride + index.get("index")

@@ -306,7 +306,7 @@ def _example_sample(env: EnvBase, hook: DreamerReplayHook) -> TensorDictBase:
         records = hook.returns.prepare(records)
     sample = records[:1].expand(*hook.shape).clone()
     if hook.stored is not None:
-        sample = hook.with_stored(sample, empty_steps(records, hook.stored.num_steps))
+        sample = hook.stored.extend(sample, empty_steps(records, hook.stored.num_steps))
     return sample.to(hook.device)
 
 

@@ -44,8 +44,8 @@ class LoReActorLoss(LossModule):
 
     with :math:`p_{max} = 1` unless :class:`~lore_torchrl.replay.ImitationSampler` gives another,
     :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
-    loss's span of returns, and :math:`V` at least the least real return so far, 0 included, so that
-    a pessimistic critic makes no gains. On states that carry advice, with weight
+    loss's span of returns, and :math:`V` clipped to the range of real returns so far, 0 included,
+    so that a critic's noise makes no gains. On states that carry advice, with weight
     :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
     advised states, weighed by :math:`f` on steps that took the advice's first choice and by 0
@@ -65,9 +65,9 @@ class LoReActorLoss(LossModule):
     with :math:`k` the updates so far and :math:`K` ``prior_steps``, without which that factor is 1,
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
     \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. With ``imitation_weight=0``
-    every advised state counts alike, whatever followed, which is the form of the paper. Terms
-    with weight zero are not computed, and a batch without advice and without a step to imitate
-    leaves the loss, its gradients and the random stream as stock.
+    every advised state counts alike, whatever followed, as in LoRe's first implementation.
+    Terms with weight zero are not computed, and a batch without advice and without a step to
+    imitate leaves the loss, its gradients and the random stream as stock.
 
     With a ``prior_net`` its advice is used where the advisor gave none, here and, with
     ``beta_imagine_max``, in imagination (:class:`~lore_torchrl.modules.ImaginationActor`).
@@ -105,12 +105,12 @@ class LoReActorLoss(LossModule):
             it. :class:`~lore_torchrl.objectives.LoReDreamerV3Loss`, which hands advice over
             itself, sets ``composed`` to say so; the stock ``DreamerV3Loss`` would drop it.
 
-    The input needs the ``state`` and ``belief`` entries of the wrapped loss and, for the
-    LoRe terms, of the same states: ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence``
-    ``[*B, 1]`` and ``llm_mask`` ``[*B, 1]``, and for the imitation ``action`` ``[*B, A]``, what
-    was executed there, and ``lore_return`` ``[*B, 1]``, what followed, NaN where it is not
-    known. ``lore_lambda_return`` is taken for :math:`G` where it is there. :meth:`set_keys`
-    renames the latent entries, and what the wrapped loss knows.
+    The input needs the ``state`` and ``belief`` entries of the wrapped loss and, of the same
+    states, for the imitation ``action`` ``[*B, A]``, what was executed there, and
+    ``lore_return`` ``[*B, 1]``, what followed, NaN where it is not known; for the other terms
+    ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and ``llm_mask`` ``[*B, 1]``.
+    ``lore_lambda_return`` is taken for :math:`G` where it is there. :meth:`set_keys` renames
+    the latent entries, and what the wrapped loss knows.
     """
 
     @dataclass
@@ -274,21 +274,19 @@ class LoReActorLoss(LossModule):
     def forward(self, tensordict: TensorDictBase) -> tuple[TensorDict, TensorDictBase]:
         """Return the stock losses with LoRe's added, and the imagined trajectories."""
         advice = read_advice(tensordict)
-        if advice is not None:
+        weighed = advice is not None or (self.active and not self.composed)
+        if weighed:
             needed = ("action", keys.RETURN) if self.config.imitation_weight else ()
+            needed += (keys.PRIOR_LOGITS,) if self.advised else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
                 raise KeyError(
-                    f"imitation_weight={self.config.imitation_weight} needs {missing} beside the "
-                    "advice: the action executed in each state and what it returned, or set "
-                    "imitation_weight=0."
+                    f"LoRe's terms need {missing} beside the latent state: for the imitation the "
+                    "action executed there and what it returned, for the others the advice. In "
+                    "DreamerV3 use LoReDreamerV3Loss in place of DreamerV3Loss; elsewhere keep "
+                    "them in replay, at the root and not under 'next' alone, or set "
+                    "imitation_weight and the other weights to 0."
                 )
-        elif self.active and not self.composed:
-            raise KeyError(
-                f"LoRe's terms are on, and there is no {keys.PRIOR_LOGITS!r} beside the latent "
-                "state. In DreamerV3 use LoReDreamerV3Loss in place of DreamerV3Loss; elsewhere "
-                "keep the advice in replay, and keep it at the root, not under 'next' alone."
-            )
         losses, imagined = self.actor_loss(tensordict)
         if self.config.actor_weight != 1.0:
             losses["loss_actor"] = self.config.actor_weight * losses["loss_actor"]
@@ -297,7 +295,7 @@ class LoReActorLoss(LossModule):
             losses[keys.IMAGINED] = imagined.select(*_FIRST_STEPS)[..., 0]
         if self.subgoal is not None:
             losses.set("loss_lore_subgoal", self._subgoal_term(imagined))
-        if advice is not None:
+        if weighed:
             losses.update(self.advice_terms(tensordict))
         return losses, imagined
 

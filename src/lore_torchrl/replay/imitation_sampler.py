@@ -82,6 +82,16 @@ class ImitationSampler:
         limit = torch.full_like(weight, number / (number + self.pseudocount))
         return steps.set(keys.IMITATION_LIMIT, limit)
 
+    def extend(self, sample: TensorDictBase, steps: TensorDictBase | None = None) -> TensorDictBase:
+        """Put a draw beside a batch, as its entry ``lore_imitation``.
+
+        ``num_steps`` must be a multiple of the batch's records; ``steps`` stand for a draw. After
+        the update :func:`~lore_torchrl.dreamer.replay.write_back_latents` writes the new
+        weights into replay: without it none is ever positive.
+        """
+        steps = self.sample() if steps is None else steps
+        return sample.set(keys.IMITATION, steps.reshape(*sample.batch_size, -1))
+
     def state_dict(self) -> dict[str, list[int]]:
         """Return where the random stream is."""
         return {"rng": self.generator.get_state().tolist()}

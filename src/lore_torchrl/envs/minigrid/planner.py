@@ -128,7 +128,7 @@ class MiniGridPlanner:
         return steps
 
     def valid_actions(self, request: AdviceRequest) -> list[bool]:
-        """Return whether each action changes anything, or is a mission's ``done``; not into lava.
+        """Return whether each action changes anything; ``done`` where it ends the mission; no lava.
 
         An empty list where the planner does not cover the mission.
         """
@@ -136,8 +136,9 @@ class MiniGridPlanner:
         if read is None:
             return []
         now, task, _ = read
+        there = task.action == "done" and task.means(*now.at(now.front)[:2])
         return [
-            action == task.action == "done" or _after(now, action) is not now
+            (there and action == "done") or _after(now, action) is not now
             for action in request.actions
         ]
 
