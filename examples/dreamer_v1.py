@@ -89,7 +89,7 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
         policy = GaussianPolicy(describer.anchors, bounds=dreamer.bounds, scale_range=(0.1, 5.0))
         mixer = LogitMixer(policy, max_kl=3.0)
         actor = LoReActor(dreamer.actor, gate, mixer)
-        # 3. The actor's loss learns from it, as in the paper: replay holds no returns to imitate.
+        # 3. The actor's loss learns from it, whatever it returned: replay holds no returns.
         actor_loss = LoReActorLoss(
             actor_loss,
             LossConfig(

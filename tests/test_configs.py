@@ -195,6 +195,18 @@ def test_a_channel_that_gets_nothing_is_told_of(words, idle):
     assert [f"gives no {idle}," in line for line in found] == ([True] if idle else [])
 
 
+def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
+    from omegaconf import OmegaConf
+
+    from lore_torchrl.dreamer.acting import idle_channels
+
+    for advisor, path in (("stale", "advisor.advisor"), ("turns", "advisor.before")):
+        words = [f"advisor={advisor}", "channel=plan"]
+        (line,) = idle_channels(OmegaConf.to_object(compose(*words)))
+        assert line.endswith(f"it takes {path}.plan_length=16.")
+        assert not idle_channels(OmegaConf.to_object(compose(*words, f"{path}.plan_length=16")))
+
+
 @pytest.mark.parametrize("name", ["features", "progress"])
 def test_a_channel_switches_its_programs_on_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")
@@ -334,6 +346,18 @@ def test_studies_of_recorded_answers_name_recordings_that_exist(study):
     for name in chosen.experiments:
         advisor = compose(f"experiment={name}").advisor
         assert name == "babyai" or (ROOT / advisor.path).is_file()
+
+
+def test_the_study_that_a_reader_writes_composes(tmp_path):
+    block = re.search(
+        r"```yaml\n(# @package _global_\nname: mine.*?)```",
+        (ROOT / "docs" / "studies.md").read_text(),
+        re.DOTALL,
+    )
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(block[1])
+    study = compose_study("study=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert study.name == "mine" and len(study.methods) == 3 and study.seeds == 2
 
 
 def test_every_ablation_has_its_place_in_a_study():

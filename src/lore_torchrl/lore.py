@@ -153,7 +153,8 @@ class LoRe:
             raise TypeError(
                 "advisor needs an async advise(requests) and describer its actions, got "
                 f"{type(advisor).__name__} and {type(describer).__name__}. Self-imitation without "
-                "advice needs neither: LoReActorLoss(actor_loss)."
+                "advice needs neither: LoReDreamerV3Loss(model_loss, LoReActorLoss(actor_loss), "
+                "value_loss)."
             )
         foreign = {
             "features.enabled": c.features.enabled,

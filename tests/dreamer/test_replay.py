@@ -121,7 +121,7 @@ def test_latents_are_written_where_the_next_record_starts():
     context = TensorDict(
         {"state": seen.expand(-1, -1, 4).clone(), "belief": seen.expand(-1, -1, 6).clone()}, [3, 4]
     )
-    write_back_latents(replay, sample.select("index", "index_generation"), context)
+    write_back_latents(replay, sample, context)
     for member in range(2):
         stored = replay[member][:]
         touched = stored["state"][:, 0] != 1
@@ -140,7 +140,7 @@ def test_the_later_of_two_overlapping_sequences_wins():
     context = TensorDict(
         {"state": order.expand(8, 4, 4).clone(), "belief": order.expand(8, 4, 6).clone()}, [8, 4]
     )
-    write_back_latents(replay, sample.select("index", "index_generation"), context)
+    write_back_latents(replay, sample, context)
     last: dict[tuple[int, int], int] = {}
     index = sample["index"][:, 1:]
     for row in range(8):

@@ -137,6 +137,17 @@ class TestEqualsStock:
         lore = tiny_learner(lore_config(**OFF))
         assert "loss_actor" in forward(lore.loss, tiny_sample(mask=None))
 
+    def test_self_imitation_needs_no_advice(self):
+        """`LoReDreamerV3Loss` around a stock loss, in a loop without an advisor."""
+        alone = {"imitation_weight": 3.0, "prior_weight": 0.0, "multiplier_lr": 0.0}
+        given, without = (
+            forward(imitating(**alone), rewarded(mask=mask)) for mask in (False, None)
+        )
+        assert without["loss_lore_imitation"] > 0
+        assert torch.equal(given["loss_lore_imitation"], without["loss_lore_imitation"])
+        with pytest.raises(KeyError, match="llm_prior_logits"):
+            forward(imitating(prior_weight=1.0), rewarded(mask=None))
+
     def test_advice_changes_the_actor_only(self):
         stock, lore = tiny_learner(), tiny_learner(lore_config(delta=0.0, multiplier_init=0.5))
         expected, expected_grads, expected_state = update(stock, tiny_sample(mask=None))

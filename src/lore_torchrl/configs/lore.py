@@ -207,7 +207,7 @@ class LossConfig(Settings, prefix="lore.loss"):
     imitation_weight: float = setting(
         1.0,
         "Weight of imitating executed steps that returned more than the critic expected; 0 learns "
-        "from advice whatever it returned, as in the first LoRe.",
+        "from advice whatever it returned.",
         ge=0,
     )
     imitation_threshold: float = setting(

@@ -190,8 +190,9 @@ def build_acting(
 def idle_channels(config: TrainConfig) -> list[str]:
     """Return a warning for each channel that is on though the advisor supplies nothing for it."""
     lore, advisor = config.lore, config.advisor
-    while hasattr(advisor, "advisor") or hasattr(advisor, "before"):
-        advisor = getattr(advisor, "advisor", None) or advisor.before
+    path = "advisor"
+    while inner := next((name for name in ("advisor", "before") if hasattr(advisor, name)), None):
+        advisor, path = getattr(advisor, inner), f"{path}.{inner}"
     if isinstance(advisor, ScriptedAdvisorConfig):
         given = {
             "plan": advisor.plan_length > 0,
@@ -199,9 +200,9 @@ def idle_channels(config: TrainConfig) -> list[str]:
             "valid_actions": advisor.valid_actions and advisor.competence >= 0.0,
         }
         how = {
-            "plan": "advisor.plan_length=16",
-            "subgoal": "advisor.subgoals=true",
-            "valid_actions": "advisor.valid_actions=true and advisor.competence of 0 or more",
+            "plan": f"{path}.plan_length=16",
+            "subgoal": f"{path}.subgoals=true",
+            "valid_actions": f"{path}.valid_actions=true and {path}.competence of 0 or more",
         }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}
@@ -212,7 +213,7 @@ def idle_channels(config: TrainConfig) -> list[str]:
         "subgoal": lore.subgoal.enabled,
         "valid_actions": lore.mixer.action_mask,
     }
-    ask = "a server with advisor.mode=json 'advisor.ask_for=[{}]'"
+    ask = f"a server with {path}.mode=json '{path}.ask_for=[{{}}]'"
     return [
         f"The advisor gives no {name}, and the channel for it does nothing: it takes "
         f"{how.get(name, ask.format(name))}."

@@ -162,11 +162,16 @@ def write_back_latents(
     ``context`` holds posterior ``state`` and ``belief`` of its first ``T`` records: entry ``t``
     is where record ``t + 1`` starts. Where replay has a ``lore_imitation_weight``, that of the
     context goes with them.
+
+    Raises:
+        KeyError: If the sample is without the latent states that replay has.
     """
+    if "state" not in sample:
+        raise KeyError("Give the sample as replay drew it, with its states and weights.")
     index = sample.get("index")[:, 1:].reshape(-1)
     generation = sample.get("index_generation")[:, 1:].reshape(-1)
     weights = sample.get(keys.IMITATION_WEIGHT, None)
-    if weights is None:
+    if weights is None:  # replay has no place for them
         context = context.exclude(keys.IMITATION_WEIGHT)
     elif keys.IMITATION_WEIGHT in context:
         # Of the last posterior it is not known what was gained: the record keeps its own.

@@ -65,7 +65,7 @@ class LoReActorLoss(LossModule):
     with :math:`k` the updates so far and :math:`K` ``prior_steps``, without which that factor is 1,
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
     \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. With ``imitation_weight=0``
-    every advised state counts alike, whatever followed, as in LoRe's first implementation.
+    every advised state counts alike, whatever followed.
     Terms with weight zero are not computed, and a batch without advice and without a step to
     imitate leaves the loss, its gradients and the random stream as stock.
 

@@ -47,7 +47,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
 
     Raises:
         TypeError: If ``actor_loss`` is not a :class:`LoReActorLoss`.
-        KeyError: In ``forward``, if a LoRe term is on and the sample lacks the advice
+        KeyError: In ``forward``, if a term on advice is on and the sample lacks the advice
             entries, which usually means that a ``SelectTransform`` dropped them.
     """
 
@@ -196,8 +196,11 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
+        needed = self.actor_loss.advised or self.actor_loss.prior_net is not None
         for key in self._advice_keys:
             value = sample.get(("next", key), None)
+            if value is None and not needed:
+                continue  # imitation needs no advice
             if value is None:
                 raise KeyError(
                     f"The sample has no {('next', key)!r}. Is the advice transform on the "
