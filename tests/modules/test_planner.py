@@ -348,7 +348,7 @@ class TestWiring:
         assert "planner/score" not in policy_metrics(found) and keys.PLANNER_SCORE not in found
 
     def test_a_world_is_asked_for(self):
-        agent, nobody = self.agent(), SimpleNamespace(actions=list("abcd"))
+        agent, nobody = self.agent(), SimpleNamespace(actions=list("abcd"), advise=None)
         settings = {"actor": agent.actor, "value": agent.value, "advisor": nobody}
         with pytest.raises(ValueError, match=r"planner\.enabled.*world=WorldModel"):
             LoRe(self.config(), describer=nobody, **settings)

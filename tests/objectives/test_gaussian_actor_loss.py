@@ -292,7 +292,7 @@ class TestImitation:
     @pytest.mark.parametrize("key", ["action", "lore_return"])
     def test_what_is_missing_is_named(self, key):
         loss = lore_loss(continuous_agent(), imitation_weight=3.0)
-        with pytest.raises(KeyError, match=f"imitation_weight=3.0 needs .'{key}'."):
+        with pytest.raises(KeyError, match=f"terms need .'{key}'. beside the latent state"):
             loss(advised_latents().exclude(key))
 
     def test_without_it_no_return_is_read(self):
@@ -522,7 +522,7 @@ class TestRefused:
     def test_advice_beside_the_next_state_alone(self):
         td, loss = advised_latents(), lore_loss(dreamer_v1_agent(), DreamerActorLoss)
         replayed = td.select("state", "belief").set("next", td.exclude("state", "belief"))
-        with pytest.raises(KeyError, match="keep it at the root"):
+        with pytest.raises(KeyError, match="at the root and not under"):
             loss(replayed)
 
     def test_a_gaussian_actor_without_its_mixer(self):

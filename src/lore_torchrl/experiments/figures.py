@@ -67,10 +67,11 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
 
 
 def method_color(number: int) -> tuple[float, ...]:
-    """Return the RGB color of the n-th method: ten of matplotlib's own, then ten others."""
+    """Return the RGB color of the n-th method: ten of matplotlib's own, then twenty."""
     from matplotlib import colormaps
 
-    colors = [*colormaps["tab10"].colors, *colormaps["tab20b"].colors[::2]]
+    others = colormaps["tab20b"].colors
+    colors = [*colormaps["tab10"].colors, *others[::2], *others[1::2]]
     return colors[number % len(colors)]
 
 
