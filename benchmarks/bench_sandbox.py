@@ -42,7 +42,7 @@ def build(folder: Path, name: str, *, env: str, num_envs: int) -> Run:
     lore = LoReConfig(
         calls=CallsConfig(budget=0),
         features=FeaturesConfig(enabled=name == "features", off_share=0.0),
-        progress=ProgressConfig(enabled=name == "progress", off_share=0.0),
+        progress=ProgressConfig(enabled=name == "progress"),
     )
     config = TrainConfig(
         total_steps=ENDLESS,

@@ -630,8 +630,6 @@ def test_of_a_saved_run_what_is_unknown_is_left_out():
 @pytest.mark.parametrize(
     "words",
     [
-        ["lore.subgoal.enabled=true", "lore.sampling.kind=success"],
-        ["lore.progress.enabled=true", "lore.sampling.kind=advantage"],
         ["lore.subgoal.enabled=true", "lore.calls.td_spike=3", "lore.calls.always=false"],
         ["lore.mixer.action_mask=true", "lore.temperature.rate=0.1"],
         ["lore.planner.enabled=true", "lore.planner.seed=plan"],

@@ -40,7 +40,6 @@ number of actions.
 | :data:`FEATURES_MASK` | ``[*B, 1]`` | bool | ``False`` where no program computed any |
 | :data:`CODE_ID` | ``[*B, 1]`` | int64 | number of those programs, 0 for none |
 | :data:`REACHED` | ``[*B, G]`` | float32 | which subgoals are true of the observation |
-| :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 | :data:`GATE` | ``[*B, 1]`` | bool | hysteresis state of the gate, carried from step to step |
 | :data:`RAW_REWARD` | ``[*B, 1]`` | float32 | the environment's reward where ``reward`` is shaped |
 """

@@ -186,6 +186,8 @@ def test_missing_entries_stop_the_run_or_are_counted(tmp_path):
     with AdviceService(masking, budget=CallBudget(9)) as service:
         assert service.ask([ask("other")])[0].advice is None
         assert dict(service.errors) == {"not_recorded": 1}
+        # It costs no call, and is not asked again.
+        assert service.budget.spent == 0 and not service.cache.wants("other")
 
 
 def test_fatal_errors_pass_the_recorder_unrecorded(tmp_path):

@@ -113,6 +113,18 @@ def test_the_share_of_sequences_with_a_reward_is_counted_between_rows():
         assert each.stats() == {"replay/rewarded": pytest.approx(share)} and each.stats() == {}
 
 
+def test_a_shaped_reward_is_not_counted():
+    shaped = batch(num_steps=10)
+    shaped["raw_reward"] = torch.zeros_like(shaped["next", "reward"])
+    shaped["next", "raw_reward"] = torch.zeros_like(shaped["next", "reward"])
+    replay = build_replay(num_envs=2, buffer_size=80, batch_size=3, seq_len=4, seed=1)
+    replay.extend(stream_records(shaped, ("observation", "raw_reward")))
+    hook = DreamerReplayHook(replay, DreamerConfig(batch_size=3, seq_len=4))
+    hook._trainer, hook._owed = SimpleNamespace(_stop_training=False), 1
+    assert (hook.sample(TensorDict())["next", "reward"] > 0).any()
+    assert hook.stats() == {"replay/rewarded": 0.0}
+
+
 def test_latents_are_written_where_the_next_record_starts():
     replay = filled()
     sample = replay.sample().reshape(3, 5)

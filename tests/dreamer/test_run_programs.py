@@ -29,7 +29,7 @@ pytest.importorskip("pydantic_monty")
 RECORDING = Path(__file__).parents[2] / "recordings" / "programs_llm.jsonl"
 BOTH = LoReConfig(
     features=FeaturesConfig(enabled=True, block_episodes=1),
-    progress=ProgressConfig(enabled=True, block_episodes=1),
+    progress=ProgressConfig(enabled=True),
 )
 
 

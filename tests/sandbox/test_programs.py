@@ -53,6 +53,24 @@ def test_failures_are_counted_and_retire_a_program():
     assert programs.stats() == {"run": 4, "cached": 2, "failed": 3, "retired": 1, "score": 0}
 
 
+def test_more_features_than_columns_are_a_failure():
+    wide = features("a", "b", "c")
+    programs = ProgramSet([Program("features", wide.code, checks={"names": ["a", "b"]})])
+    programs.used[0].names = None
+    assert programs.compute(programs.used, {"n": 1}) == {} and programs.used[0].failed == 1
+
+
+def test_a_score_stays_where_the_latest_returns_tell_nothing():
+    [used] = ProgramSet([features("a")]).used
+    values = np.arange(10.0)[:, None]
+    for _ in range(16):
+        used.observe(values, values[:, 0])
+    assert used.score == pytest.approx(1.0)
+    for _ in range(512):
+        used.observe(values, np.zeros(10))
+    assert used.score > 0.0
+
+
 def test_other_names_than_before_are_a_failure():
     code = "def compute_features(obs):\n    return {obs['name']: 1.0}"
     programs = ProgramSet([Program("features", code)])

@@ -155,7 +155,10 @@ def test_a_score_tells_signal_from_noise():
     noise = rng.random((600, 4))
     assert score(noise, returns) < 0.15
     assert score(np.column_stack((noise, returns**3)), returns) > 0.99
-    assert score(-returns, returns) == pytest.approx(1.0)
+    assert score(-returns[:, None], returns) == pytest.approx(1.0)
+    # Progress should rise with the returns.
+    assert score(returns**3, returns) == pytest.approx(1.0)
+    assert score(-returns, returns) == pytest.approx(-1.0)
     two = np.column_stack((noise[:, 0], returns - noise[:, 0]))
     assert ridge_r2(two, returns) > 0.95 > abs(rank_correlation(two[:, 1], returns))
     assert score(noise, np.zeros(600)) is None
@@ -174,6 +177,8 @@ def test_the_store_keeps_every_program_and_only_appends(tmp_path):
         store.append(program)
     assert store.path.read_bytes().startswith(before)
     assert store.read() == [failed, RISE, COUNT]
+    assert store.select("progress", "any") == [RISE]
+    store.append(RISE)
     assert store.select("progress", "any") == [RISE]
     store.path.write_bytes(before)
     with pytest.raises(ValueError, match="program=progress"):

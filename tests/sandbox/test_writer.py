@@ -111,3 +111,7 @@ def test_a_prompt_holds_dollars_and_braces_as_they_are(kind):
     prompt = program_prompt(kind, example=view, **(ABOUT | {"mission": "pay $5 {now}"}))
     assert "pay $5 {now}" in prompt.user and "$" not in prompt.user.replace("$5", "")
     assert prompt.system and "---" not in str(prompt)
+
+
+def test_half_a_surrogate_pair_in_a_program_is_written_as_a_question_mark():
+    assert code_of("```python\nx = '\ud800'\n```") == "x = '?'"

@@ -82,6 +82,14 @@ def test_a_plan_serves_its_own_situation_alone_and_the_rest_its_abstract_state(a
     assert (other.plan, other.subgoal, other.valid) == ((), "eat", ())
 
 
+def test_elsewhere_an_action_is_invalid_where_all_answers_call_it_so():
+    cache = AdviceCache(answers_averaged=5)
+    cache.put("a", Advice((1.0, 0.0, 0.0), valid=(True, False, False)), abstract_state="s")
+    cache.put("b", Advice((0.0, 1.0, 0.0), valid=(False, True, False)), abstract_state="s")
+    assert cache.get("c", "s").valid == (True, True, False)
+    assert cache.get("b", "s").valid == (False, True, False)
+
+
 def test_a_second_answer_about_a_situation_brings_its_own_plan():
     cache = AdviceCache(answers_averaged=5)
     cache.put("a", Advice((1.0, 0.0), plan=(0,)), abstract_state="s")

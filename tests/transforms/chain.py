@@ -66,7 +66,7 @@ def chain_env(*transforms, rows: int = 1, max_steps: int = 8) -> TransformedEnv:
 
 def progress_set(body: str, **settings) -> ProgramSet:
     program = Program("progress", f"def progress(obs):\n    n = obs['n']\n    {body}")
-    return ProgramSet([program], **({"off_share": 0.0} | settings))
+    return ProgramSet([program], **settings)
 
 
 def play(env, *actions: int):

@@ -62,6 +62,34 @@ def test_one_answer_advises_as_many_steps_as_its_plan_has():
     assert batch["llm_confidence"][0, 1].item() == 0.5
 
 
+class OneState(Describe):
+    """All situations are of one abstract state."""
+
+    def abstract_state(self, row, observation):
+        return "corridor"
+
+
+def test_the_step_of_a_plan_goes_before_an_answer_of_the_abstract_state():
+    advisor = PlanForward(3, then=STAY)
+    batch, service = follow(advisor, describer=OneState(), steps=3)
+    # Of situation 1 the shared answer would say forward, the plan says stay.
+    assert batch["action"][0, :2].tolist() == [FORWARD, STAY]
+    assert advisor.asked == ["0"] and service.stats()["plan_steps"] == 1
+    assert batch["llm_plan"][0, 1].tolist() == [STAY, STAY, -1, -1]
+
+
+def test_a_situation_that_has_an_answer_keeps_it_whatever_a_plan_says():
+    service = make_service(PlanForward(3))
+    service.cache.put("1", Advice((0.0, 3.0, 0.0)), abstract_state="corridor")
+    transform = AdviceTransform(service, OneState(), require_key=None, plan_horizon=4)
+    env = TransformedEnv(SerialEnv(1, Halting), transform)
+    service.cache.put(
+        "0", Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)), abstract_state="corridor"
+    )
+    env.rollout(1, lambda td: td.set("action", torch.full((1,), FORWARD)))
+    assert service.lookup("1").plan == () and service.stats()["plan_steps"] == 0
+
+
 def test_without_plans_every_situation_costs_a_call():
     advisor = PlanForward(0)
     _, service = follow(advisor)

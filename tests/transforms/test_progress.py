@@ -144,14 +144,22 @@ def test_rows_have_their_own_episodes():
     assert transform.stats()["shaping_paid"] > 0 and transform.episodes == 1
 
 
-def test_a_block_without_the_program_is_not_shaped():
-    programs = progress_set("return n / 5", off_share=0.99, block_episodes=1)
-    off = ProgressShaping(programs, ChainDescriber(), gamma=GAMMA)
-    off.programs.used[0].bandit.on = False
-    steps, _ = play(chain_env(off), RIGHT, RIGHT)
+@pytest.mark.parametrize(("score", "weight"), [(None, 1.0), (0.5, 0.5), (-0.5, 0.0)])
+def test_the_score_weighs_the_potential(score, weight):
+    transform = shaping("return n / 5", gamma=1.0)
+    transform.programs.used[0].score = score
+    steps, _ = play(chain_env(transform), RIGHT, RIGHT)
+    torch.testing.assert_close(shaped_by(steps).flatten(), torch.full((2,), 0.2 * weight))
+
+
+def test_a_potential_that_falls_as_returns_rise_stops_shaping():
+    transform = shaping("return (5 - n) / 5")
+    env = chain_env(transform)
+    for episode in range(16):
+        steps, _ = play(env, *([RIGHT] * 4 if episode % 2 else [RIGHT, LEFT, LEFT]))
+    assert transform.programs.used[0].score < 0.0
+    steps, _ = play(env, RIGHT, RIGHT)
     assert shaped_by(steps).abs().sum() == 0
-    raw = ProgressShaping(off.programs, ChainDescriber(), gamma=GAMMA, learning=False)
-    assert shaped_by(play(chain_env(raw), RIGHT, RIGHT)[0]).abs().sum() > 0
 
 
 def test_bandit_and_score_read_the_raw_reward():

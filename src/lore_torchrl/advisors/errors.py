@@ -145,7 +145,7 @@ class AuthenticationError(StatusError, kind="authentication", lasting=True):
     """The key is missing, wrong or not allowed."""
 
 
-class NotRecordedError(AdviceError, kind="not_recorded", lasting=None):
+class NotRecordedError(AdviceError, kind="not_recorded", lasting=None, sending=Sending.NEVER):
     """A recording holds no answer to this request."""
 
 

@@ -413,10 +413,6 @@ class ProgramsConfig(Settings):
     )
     time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
     max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)
-    off_share: float = setting(
-        0.2, "Share of blocks of episodes without a program, to measure what it brings.", ge=0, lt=1
-    )
-    block_episodes: int = setting(16, "Episodes of a block.", ge=1)
 
 
 @dataclass
@@ -425,6 +421,10 @@ class FeaturesConfig(ProgramsConfig, prefix="lore.features"):
 
     columns: int = setting(8, "Features of all programs together.", ge=1)
     hidden_dim: int = setting(32, "Width of their encoder and decoder, of one hidden layer.", ge=1)
+    off_share: float = setting(
+        0.2, "Share of blocks of episodes without a program, to measure what it brings.", ge=0, lt=1
+    )
+    block_episodes: int = setting(16, "Episodes of a block.", ge=1)
 
 
 @dataclass
@@ -473,10 +473,6 @@ class LoReConfig(Settings, prefix="lore"):
         planned = self.planner.enabled and self.planner.seed == "plan"
         rule = "there are no plans: set lore.calls.plan_horizon above 0"
         self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
-        shaped = self.subgoal.enabled or self.progress.enabled
-        rule = "episodes would be told apart by a shaped reward: set lore.sampling.kind=uniform"
-        uniform = self.sampling.kind == "uniform"
-        self.sampling.require(uniform or not shaped, "kind", rule)
         rule = "TD errors would lack the bonus: set lore.calls.td_spike=null"
         told = not self.subgoal.enabled or self.calls.td_spike is None
         self.calls.require(told, "td_spike", rule)

@@ -181,9 +181,10 @@ def build_acting(
         epsilon = ValidEGreedyModule(env.action_spec, action_mask_key=mask, **settings).to(device)
         after.append(epsilon)
     policy = agent.policy(*lore.policy_modules(), *after)
-    observed = tuple(dict.fromkeys((*agent.observed, *lore.observed_keys)))
-    if programs is not None:
-        observed += programs.observed_keys
+    kept = () if programs is None else programs.observed_keys
+    if lore.subgoals is not None:
+        kept += (keys.RAW_REWARD,)
+    observed = tuple(dict.fromkeys((*agent.observed, *lore.observed_keys, *kept)))
     return Acting(env, policy, observed, lore, epsilon, programs)
 
 

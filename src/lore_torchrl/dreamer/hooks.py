@@ -97,7 +97,7 @@ class DreamerReplayHook(TrainerHookBase):
         sample = self.replay.sample().reshape(self.shape[0], self.shape[1] + 1)
         self._whole = sample
         sample = sample[:, :-1].exclude("index", "index_generation")
-        rewarded = (sample.get(("next", "reward")) > 0).flatten(1).any(1)
+        rewarded = (keys.raw_reward(sample.get("next")) > 0).flatten(1).any(1)
         self._drawn[0] += len(rewarded)
         self._drawn[1] += int(rewarded.sum())
         if self.stored is not None:

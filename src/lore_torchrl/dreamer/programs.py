@@ -42,7 +42,8 @@ class Programs:
     @property
     def observed_keys(self) -> tuple[NestedKey, ...]:
         """Entries that replay keeps with each observation, beside what the agent sees of it."""
-        return () if self.features is None else (keys.CODE_ID,)
+        shaped = () if self.shaping is None else (keys.RAW_REWARD,)
+        return shaped if self.features is None else (keys.CODE_ID, *shaped)
 
     def append_to(self, env: EnvBase, *, evaluation: bool) -> EnvBase:
         """Return ``env`` with features and, unless it is for ``evaluation``, with shaping."""
@@ -97,7 +98,14 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
     check_program_view(make_describer())
     features = shaping = None
     if c.features.enabled:
-        features = _program_set("features", config, adapter, columns=c.features.columns)
+        features = _program_set(
+            "features",
+            config,
+            adapter,
+            columns=c.features.columns,
+            off_share=c.features.off_share,
+            block_episodes=c.features.block_episodes,
+        )
     if c.progress.enabled:
         shaping = ProgressShaping(
             _program_set("progress", config, adapter),
@@ -138,8 +146,6 @@ def _program_set(
         programs,
         limits=Limits(time_s=c.time_limit_s, most_features=most),
         max_failures=c.max_failures,
-        off_share=c.off_share,
-        block_episodes=c.block_episodes,
         seed=config.seed,
         **settings,
     )

@@ -164,6 +164,8 @@ class CategoricalPolicy(PolicyKind):
                 tempered = torch.where(excluded, 0.0, tempered - lowest)
             mixed = mixed + bounded_weight(tempered, weight, left) * tempered
         else:
+            if excluded is not None:
+                tempered = tempered.masked_fill(excluded, -math.inf)
             log_prior = self.as_policy(tempered, fixed)
             apart = categorical_kl(log_prior, fixed).unsqueeze(-1)
             share = torch.minimum(weight.clamp(max=1.0), max_kl / apart.clamp_min(1e-9))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torchrl.data import SliceSampler, Storage
 
+from lore_torchrl.keys import raw_reward
+
 
 def record_weights(
     reward: Tensor,
@@ -103,7 +105,7 @@ class SequenceWeights:
             self._found[sampler] = (torch.zeros(0, dtype=torch.long), torch.zeros(0))
             if not len(storage):
                 continue
-            records = storage[:].select("is_init", ("next", "reward"), ("next", "done"))
+            records = storage[:].select("is_init", "next")
             begins, _, lengths = sampler._get_stop_and_length(storage)
             # Slots in the order of time: a stream wraps around, and a resumed run has cut it.
             for begin, length in zip(begins[:, 0].tolist(), lengths.tolist(), strict=True):
@@ -114,7 +116,8 @@ class SequenceWeights:
         samplers, slots, parts = zip(*runs, strict=True)
         lengths = [len(part) for part in parts]
         records = torch.cat(parts)
-        reward, done = (records.get(("next", key)).reshape(-1) for key in ("reward", "done"))
+        following = records.get("next")
+        reward, done = raw_reward(following).reshape(-1), following.get("done").reshape(-1)
         is_init = records.get("is_init").reshape(-1)
         first = is_init.clone()
         first[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = True

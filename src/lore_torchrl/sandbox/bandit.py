@@ -9,7 +9,7 @@ from typing import Any
 
 from lore_torchrl.advisors.scripted import restore_stream, stream_state
 
-_LEAST_BLOCKS, _STANDARD_ERRORS = 4, 2.0
+_LEAST_BLOCKS, _STANDARD_ERRORS = 8, 3.0
 
 
 class ProgramBandit:
@@ -20,10 +20,10 @@ class ProgramBandit:
     program does not pay where
 
     .. math::
-        \bar G_\text{off} - \bar G_\text{on} > 2 \sqrt{s^2_\text{on} / n_\text{on}
+        \bar G_\text{off} - \bar G_\text{on} > 3 \sqrt{s^2_\text{on} / n_\text{on}
             + s^2_\text{off} / n_\text{off}}
 
-    with at least 4 blocks of each kind (`Welch's test <https://doi.org/10.1093/biomet/34.1-2.28>`_).
+    with at least 8 blocks of each kind (`Welch's test <https://doi.org/10.1093/biomet/34.1-2.28>`_).
     Blocks of both kinds are spread over the run, so that the agent's own progress counts in both.
 
     Keyword Args:

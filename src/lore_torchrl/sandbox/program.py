@@ -109,7 +109,9 @@ class ProgramStore:
         Raises:
             ValueError: As :meth:`read`, or if there is none.
         """
-        found = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
+        fit = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
+        # A program that was written again is kept once, as it was written first.
+        found = list({program.code_id: program for program in reversed(fit)}.values())[::-1]
         if not found:
             raise ValueError(
                 f"{self.path} holds no accepted {kind} program for {env}: ask for one with "

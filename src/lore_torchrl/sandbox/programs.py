@@ -53,6 +53,9 @@ class UsedProgram:
                 if list(result) != self.names:
                     raise ProgramError("result", "The features have other names than before.")
                 result = list(result.values())
+                width = self.columns.stop - self.columns.start
+                if len(result) > width:
+                    raise ProgramError("result", f"{len(result)} features for {width} columns.")
         except ProgramError as error:
             self.failed += 1
             torchrl_logger.debug(f"Program {self.program.code_id}: {error}")
@@ -68,7 +71,10 @@ class UsedProgram:
         self._episodes += 1
         if self._episodes % _SCORED_EVERY == 0:
             seen, following = zip(*self._seen, strict=True)
-            self.score = score(np.stack(seen), np.array(following))
+            values = np.stack(seen)
+            values = values[:, 0] if self.program.kind == "progress" else values
+            told = score(values, np.array(following))
+            self.score = self.score if told is None else told
 
 
 class ProgramSet:
@@ -84,7 +90,7 @@ class ProgramSet:
             are free, and those of a retired one stay 0. Default: ``8``.
         limits: What a run may take. Default: ``Limits()``.
         max_failures: Failures after which a program is retired. Default: ``20``.
-        off_share: As of :class:`~lore_torchrl.sandbox.ProgramBandit`. Default: ``0.2``.
+        off_share: As of :class:`~lore_torchrl.sandbox.ProgramBandit`. Default: ``0.0``.
         block_episodes: As there. Default: ``16``.
         seed: Seed of the bandits. Default: ``0``.
 
@@ -99,7 +105,7 @@ class ProgramSet:
         columns: int = 8,
         limits: Limits | None = None,
         max_failures: int = 20,
-        off_share: float = 0.2,
+        off_share: float = 0.0,
         block_episodes: int = 16,
         seed: int = 0,
     ) -> None:
@@ -149,7 +155,7 @@ class ProgramSet:
         found = {}
         for used in programs:
             values = used.compute(self.sandbox, view, key)
-            if values is not None and len(values) <= used.columns.stop - used.columns.start:
+            if values is not None:
                 found[used] = values
             if used.retired is None and used.failed >= self.max_failures:
                 self.retire(used, f"{used.failed} failures")

@@ -16,17 +16,21 @@ def discounted_returns(rewards: np.ndarray, gamma: float) -> np.ndarray:
 
 
 def score(values: np.ndarray, returns: np.ndarray) -> float | None:
-    r"""Return what values ``[N]`` or ``[N, K]`` tell of returns ``[N]``, from 0 to 1.
+    r"""Return what values tell of returns ``[N]``.
 
-    The best absolute `rank correlation <https://doi.org/10.2307/1412159>`_ of one column and, of
-    several, the :math:`R^2` of a ridge fit on every other sample, measured on the rest.
+    Of progress ``[N]``, which should rise with them, the
+    `rank correlation <https://doi.org/10.2307/1412159>`_, from -1 to 1. Of features ``[N, K]`` the
+    best absolute one of a column or, if that is more, the :math:`R^2` of a ridge fit on every other
+    sample, measured on the rest, from 0 to 1.
 
     Returns:
         ``None`` where the returns do not vary or there are fewer than 8 samples.
     """
-    values = np.asarray(values, dtype=np.float64).reshape(len(returns), -1)
+    values = np.asarray(values, dtype=np.float64)
     if len(returns) < 8 or np.ptp(returns) == 0:
         return None
+    if values.ndim == 1:
+        return rank_correlation(values, returns)
     best = max(abs(rank_correlation(column, returns)) for column in values.T)
     return best if values.shape[1] == 1 else max(best, ridge_r2(values, returns))
 

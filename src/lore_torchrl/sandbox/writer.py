@@ -70,7 +70,9 @@ def program_prompt(
 def code_of(answer: str) -> str:
     """Return the program in an answer: its last code block, or all of it without one."""
     blocks = _BLOCK.findall(answer)
-    return (blocks[-1] if blocks else answer).strip()[:_LONGEST_CODE]
+    code = (blocks[-1] if blocks else answer).strip()[:_LONGEST_CODE]
+    # JSON can hold half of a surrogate pair, which no file can.
+    return code.encode(errors="replace").decode()
 
 
 class ProgramWriter:

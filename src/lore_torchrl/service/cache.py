@@ -106,7 +106,7 @@ class AdviceCache:
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
         self._visits: dict[str, int] = {}  # to an abstract state since its last answer
         self._no_ops: dict[str, set[int]] = {}  # actions by exact key
-        self._closed: set[str] = set()  # exact keys where the advisor repeats a filtered answer
+        self._closed: set[str] = set()  # exact keys: filtered answers came again, or none can
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         # By number, a line about each damaged row of the store, until it is taken.
@@ -158,6 +158,11 @@ class AdviceCache:
             found = self._find(key, abstract_state)
             return None if found is None else self._advice(found, key, abstract_state)
 
+    def has_own(self, key: str) -> bool:
+        """Return whether an answer to exactly this situation serves."""
+        with self._lock:
+            return self._serves(key, key)
+
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
         """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.
 
@@ -174,6 +179,11 @@ class AdviceCache:
             return 0 < answers < self.answers_averaged and visits >= self.averaging_visits * 2 ** (
                 answers - 1
             )
+
+    def close(self, key: str) -> None:
+        """Let exactly this situation deserve no call any more: the advisor cannot answer."""
+        with self._lock:
+            self._closed.add(key)
 
     def filter_no_op(self, key: str, action: int) -> None:
         """Record that ``action`` was a no-op: it left the situation as it was, without reward.
@@ -198,8 +208,13 @@ class AdviceCache:
         advice = entry.advice
         if None not in (self.answers_averaged, abstract_state) and entry.abstract == abstract_state:
             serving = self._serving(key, abstract_state)
-            mean = average([self._entries[other].advice for other in serving])
-            advice = replace(mean, **read_extras(advice.extras()))
+            answers = [self._entries[other].advice for other in serving]
+            extras = read_extras(advice.extras())
+            if "valid" in extras and not self._is_own(found, key):
+                # Invalid is what every answer calls so.
+                valid = zip(*(answer.valid for answer in answers), strict=False)
+                extras["valid"] = tuple(map(any, valid))
+            advice = replace(average(answers), **extras)
         # The steps of a plan are those of one situation.
         return advice if self._is_own(found, key) else replace(advice, plan=())
 

@@ -20,6 +20,8 @@ from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import (
     AdviceError,
     FatalAdviceError,
+    NotRecordedError,
+    PromptTooLongError,
     Sending,
     StoppedError,
     Usage,
@@ -190,8 +192,8 @@ class AdviceService:
             if query.no_op is not None:
                 self.cache.filter_no_op(keys[0], query.no_op)
             reply = self._find(query, count=armed)
-            if armed and query.planned is not None and reply == Reply():
-                reply = self._keep_planned(query)
+            if armed and query.planned is not None and not reply.advice_id:
+                reply = self._keep_planned(query, reply)
             replies.append(reply)
             known = reply.advice is not None
             if not reply.advice_id and self.cache.wants(*keys, known=known):
@@ -240,17 +242,16 @@ class AdviceService:
             advice = look(*self._keys(query))
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
-    def _keep_planned(self, query: Query) -> Reply:
-        """Put a plan's step into the cache, unless it is known to be a no-op."""
+    def _keep_planned(self, query: Query, reply: Reply) -> Reply:
+        """Put a plan's step into the cache, unless the situation has an answer of its own."""
         key, state = self._keys(query)
-        if self.cache.is_no_op(key, query.planned):
-            return Reply()
+        if self.cache.is_no_op(key, query.planned) or self.cache.has_own(key):
+            return reply
         with self._storing():
             self.cache.put(key, query.planned, abstract_state=state)
-        reply = self._find(query, count=False)
         with self._lock:
-            self.counters.plan_steps += reply.advice is not None
-        return reply
+            self.counters.plan_steps += 1
+        return Reply(advice=query.planned)
 
     def _keys(self, query: Query) -> tuple[str, str | None]:
         """Return the keys of a situation and its abstract state in the cache."""
@@ -394,6 +395,8 @@ class AdviceService:
                     self.cache.put(ticket.cache_key, result, abstract_state=ticket.abstract_state)
                 self._tell_policy(None)
             elif result is not None:
+                if isinstance(result, NotRecordedError | PromptTooLongError):
+                    self.cache.close(ticket.cache_key)
                 refunded = 0
                 # A call that no server saw is given back.
                 if result.sending is not Sending.DONE:

@@ -20,14 +20,18 @@ from lore_torchrl.transforms.rows import any_true
 class ProgressShaping(ProgramTransform):
     r"""Adds potential-based shaping to the reward, and keeps the environment's own.
 
-    With :math:`\Phi` what ``progress(obs)`` returns, from 0 to 1, a step's reward becomes
+    With :math:`\Phi = \max(0, \rho)\, p`, where :math:`p` is what ``progress(obs)`` returns, from 0
+    to 1, and :math:`\rho` the program's :attr:`~lore_torchrl.sandbox.UsedProgram.score`, the rank
+    correlation of :math:`p` with the raw returns that followed (1 while unknown), a step's reward
+    becomes
 
     .. math::
         r + \gamma \Phi(s') - \Phi(s), \qquad \Phi(s_\text{terminal}) = 0
 
     which leaves the optimal policies as they are, whatever :math:`\Phi` is
-    (`Ng et al. 1999 <https://dl.acm.org/doi/10.5555/645528.657613>`_). Where an episode is
-    truncated :math:`\Phi(s')` is kept, since the value of what follows is.
+    (`Ng et al. 1999 <https://dl.acm.org/doi/10.5555/645528.657613>`_), also while it changes
+    (`Devlin and Kudenko 2012 <https://dl.acm.org/doi/10.5555/2343576.2343638>`_). Where an episode
+    is truncated :math:`\Phi(s')` is kept, since the value of what follows is.
 
     The absolute shaping of an episode adds up to at most ``episode_budget``. Of that,
     :math:`\Phi(s)` is always held back for the terminal step, which takes back what was paid; a
@@ -83,7 +87,9 @@ class ProgressShaping(ProgramTransform):
         before: TensorDictBase | None,
     ) -> None:
         potentials = {
-            row: float(value[0]) for row, values in found.items() for value in values.values()
+            row: float(value[0]) * max(0.0, 1.0 if used.score is None else used.score)
+            for row, values in found.items()
+            for used, value in values.items()
         }
         if before is None:
             for row in found:
