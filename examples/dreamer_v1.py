@@ -77,7 +77,7 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
 
     advisor = ScriptedAdvisor(adapter.make_planner(), sharpness=6.0)
     service = AdviceService(advisor, budget=CallBudget(98))
-    # --8<-- [start:lore]
+    # [start:lore]
     if lore:
         # 1. The environment asks for advice: which of seven torques?
         describer = adapter.make_describer()
@@ -102,7 +102,7 @@ def main(lore: bool, steps: int, *, updates: int = 4) -> dict[str, float]:
             mixer=mixer,
         )
         kept = [*KEPT, *keys.ADVICE_KEYS]  # and replay keeps it
-    # --8<-- [end:lore]
+    # [end:lore]
 
     collector = Collector(
         env,

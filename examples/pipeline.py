@@ -48,7 +48,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     env.append_transform(InitTracker())
     env.append_transform(TensorDictPrimer(agent.primers(), expand_specs=True))
     model_loss, actor_loss, value_loss = stock_losses(agent, sizes)
-    # --8<-- [start:lore]
+    # [start:lore]
     if with_lore:
         advisor, describer = ScriptedAdvisor(MiniGridPlanner()), MiniGridDescriber()
         settings = LoReConfig(calls=CallsConfig(budget=98))
@@ -59,7 +59,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
         actor = lore.policy()  # 2. The acting policy mixes it in.
         loss = lore.loss(model_loss, actor_loss, value_loss)  # 3. The loss learns from it.
         observed = (*OBSERVED_KEYS, *lore.observed_keys)  # And replay keeps it.
-    # --8<-- [end:lore]
+    # [end:lore]
     else:
         lore, actor, observed = None, agent.actor, OBSERVED_KEYS
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss)

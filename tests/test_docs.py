@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -115,8 +116,19 @@ def test_tests_on_the_pages_exist():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_on_the_pages_compiles(page):
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        if "--8<--" not in block:
-            compile(block, str(page), "exec")
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_that_a_page_shows_of_a_script_is_the_scripts(page):
+    """``<!-- examples/x.py -->`` names a script, ``:lore`` the lines between two marks in it."""
+    shown = r"<!-- (examples/\w+\.py)(:lore)? -->\n```python\n(.*?)```"
+    for path, part, block in re.findall(shown, page.read_text(), re.DOTALL):
+        code = (ROOT / path).read_text()
+        if part:
+            code = code.split("# [start:lore]\n")[1].split("# [end:lore]")[0]
+            code = dedent(code).rstrip() + "\n"
+        assert block == code, path
 
 
 def test_every_page_stands_in_the_navigation():
