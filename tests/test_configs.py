@@ -493,10 +493,16 @@ def test_files_hold_only_what_differs_from_the_defaults(group):
 def test_experiments_hold_only_what_differs_from_the_defaults(name):
     from omegaconf import OmegaConf
 
-    own = OmegaConf.to_container(OmegaConf.load(ROOT / "configs" / "experiment" / f"{name}.yaml"))
-    groups = [
-        f"{key.removeprefix('override /')}={v}" for d in own.pop("defaults") for key, v in d.items()
-    ]
+    folder = ROOT / "configs" / "experiment"
+    own = OmegaConf.load(folder / f"{name}.yaml")
+    groups = []
+    for entry in own.pop("defaults"):
+        if isinstance(entry, str):
+            part = {} if entry == "_self_" else OmegaConf.load(folder / f"{entry}.yaml")
+            own = OmegaConf.merge(part, own)
+        else:
+            groups += [f"{key.removeprefix('override /')}={v}" for key, v in entry.items()]
+    own = OmegaConf.to_container(own)
     before = flat(OmegaConf.to_container(compose(*groups), resolve=False))
     allowed = {"total_steps"}  # said, since it is what a run costs
     for path, value in flat(own).items():

@@ -54,11 +54,13 @@ class AdviceError(ValueError):
         lasting: Whether the next question would likely fail as well; ``None`` where this
             failure says nothing of it.
         sending: How far the question got.
+        final: Whether the same question can never be answered, so that it is not asked again.
     """
 
     kind = "advice"
     lasting: bool | None = False
     sending = Sending.DONE
+    final = False
 
     def __init_subclass__(cls, **marks: Any) -> None:
         super().__init_subclass__()
@@ -145,11 +147,15 @@ class AuthenticationError(StatusError, kind="authentication", lasting=True):
     """The key is missing, wrong or not allowed."""
 
 
-class NotRecordedError(AdviceError, kind="not_recorded", lasting=None, sending=Sending.NEVER):
+class UnanswerableError(AdviceError, lasting=None, sending=Sending.NEVER, final=True):
+    """The advisor cannot be asked this at all."""
+
+
+class NotRecordedError(UnanswerableError, kind="not_recorded"):
     """A recording holds no answer to this request."""
 
 
-class PromptTooLongError(AdviceError, kind="prompt_too_long", lasting=None, sending=Sending.NEVER):
+class PromptTooLongError(UnanswerableError, kind="prompt_too_long"):
     """The question is longer than the model reads."""
 
 

@@ -20,8 +20,6 @@ from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
 from lore_torchrl.advisors.errors import (
     AdviceError,
     FatalAdviceError,
-    NotRecordedError,
-    PromptTooLongError,
     Sending,
     StoppedError,
     Usage,
@@ -395,7 +393,7 @@ class AdviceService:
                     self.cache.put(ticket.cache_key, result, abstract_state=ticket.abstract_state)
                 self._tell_policy(None)
             elif result is not None:
-                if isinstance(result, NotRecordedError | PromptTooLongError):
+                if result.final:
                     self.cache.close(ticket.cache_key)
                 refunded = 0
                 # A call that no server saw is given back.
