@@ -494,14 +494,18 @@ def test_experiments_hold_only_what_differs_from_the_defaults(name):
     from omegaconf import OmegaConf
 
     folder = ROOT / "configs" / "experiment"
-    own = OmegaConf.load(folder / f"{name}.yaml")
-    groups = []
-    for entry in own.pop("defaults"):
-        if isinstance(entry, str):
-            part = {} if entry == "_self_" else OmegaConf.load(folder / f"{entry}.yaml")
-            own = OmegaConf.merge(part, own)
-        else:
-            groups += [f"{key.removeprefix('override /')}={v}" for key, v in entry.items()]
+
+    def load(file):
+        own, groups = OmegaConf.load(folder / f"{file}.yaml"), []
+        for entry in own.pop("defaults", ()):
+            if isinstance(entry, str):
+                part, more = ({}, []) if entry == "_self_" else load(entry)
+                own, groups = OmegaConf.merge(part, own), groups + more
+            else:
+                groups += [f"{key.removeprefix('override /')}={v}" for key, v in entry.items()]
+        return own, groups
+
+    own, groups = load(name)
     own = OmegaConf.to_container(own)
     before = flat(OmegaConf.to_container(compose(*groups), resolve=False))
     allowed = {"total_steps"}  # said, since it is what a run costs

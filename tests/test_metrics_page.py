@@ -32,6 +32,7 @@ from lore_torchrl.configs import (  # noqa: E402
 from lore_torchrl.dreamer.run import train  # noqa: E402
 from lore_torchrl.envs.crafter import Crafter  # noqa: E402
 from lore_torchrl.envs.crafter.rules import ACHIEVEMENTS  # noqa: E402
+from lore_torchrl.sandbox import Program, ProgramStore  # noqa: E402
 
 
 def documented() -> list[tuple[list[str], str, str]]:
@@ -54,6 +55,10 @@ def pattern(name: str) -> str:
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory) -> set[str]:
     """What a run logs with every part that logs something of its own."""
+    folder = tmp_path_factory.mktemp("run")
+    code = "def reached(obs):\n    return {'face a wall': obs['front'] == 'wall'}"
+    program = Program("subgoals", code, checks={"names": ["face a wall"]})
+    ProgramStore(folder / "programs.jsonl").append(program)
     lore = LoReConfig(
         calls=CallsConfig(
             mode="async",
@@ -73,13 +78,14 @@ def logged(tmp_path_factory) -> set[str]:
             distillation_weight=0.3,
             beta_imagine_max=0.25,
         ),
-        subgoal=SubgoalConfig(enabled=True, imagine=True),
+        subgoal=SubgoalConfig(enabled=True, imagine=True, path=str(folder / "programs.jsonl")),
         features=FeaturesConfig(enabled=True),
         progress=ProgressConfig(enabled=True),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
-    folder = tmp_path_factory.mktemp("run")
-    return set(train(tiny_config(folder, lore=lore, logger=quiet), advisor=planner())) - {"step"}
+    return set(train(tiny_config(folder / "run", lore=lore, logger=quiet), advisor=planner())) - {
+        "step"
+    }
 
 
 def test_every_metric_that_a_run_logs_stands_on_the_page(logged):

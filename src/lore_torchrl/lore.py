@@ -162,6 +162,7 @@ class LoRe:
             "sampling.kind": c.sampling.kind != "uniform",
             "epsilon.eps_init": c.epsilon.eps_init > 0,
             "subgoal.condition": c.subgoal.condition,
+            "subgoal.path": c.subgoal.path is not None,
         }
         if any(foreign.values()):
             raise ValueError(

@@ -11,18 +11,25 @@ from tensordict import TensorDict
 from tiny_run import planner, tiny_config
 
 from lore_torchrl import keys
-from lore_torchrl.configs import EnvConfig, FeaturesConfig, LoReConfig, ProgressConfig
+from lore_torchrl.advisors.base import Advice
+from lore_torchrl.configs import (
+    EnvConfig,
+    FeaturesConfig,
+    LoReConfig,
+    ProgressConfig,
+    SubgoalConfig,
+)
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.control.observer import AdviceObserver
 from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.hooks import MetricsHook
 from lore_torchrl.dreamer.logging import read_metrics
-from lore_torchrl.dreamer.programs import build_programs, hand_written
+from lore_torchrl.dreamer.programs import build_programs, hand_written, subgoals_of_run
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.adapter import sample_views
 from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.minigrid import MiniGrid
-from lore_torchrl.sandbox import ProgramStore, check_program, judged
+from lore_torchrl.sandbox import Program, ProgramStore, check_program, judged
 
 pytest.importorskip("pydantic_monty")
 
@@ -92,7 +99,7 @@ def test_what_measures_an_agent_reads_the_raw_reward():
     assert keys.raw_reward(batch["next"].exclude(keys.RAW_REWARD)).sum() == -2
 
 
-@pytest.mark.parametrize("kind", ["features", "progress"])
+@pytest.mark.parametrize("kind", ["features", "progress", "subgoals"])
 def test_hand_written_programs_pass_their_checks(kind):
     minigrid = MiniGrid("MiniGrid-DoorKey-6x6-v0")
     for adapter, steps in ((minigrid, 150), (Crafter(area=(16, 16)), 60)):
@@ -113,6 +120,38 @@ def test_recorded_programs_run_as_recorded(program):
     again, failure = judged(program, views)
     assert (failure is None) == program.accepted
     assert again.checks.get("names") == program.checks.get("names")
+
+
+def test_a_run_has_the_subgoals_of_a_program_too(tmp_path):
+    code = "def reached(obs):\n    return {'face a wall': obs['front'] == 'wall'}"
+    adapter = MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    program, failure = judged(Program("subgoals", code), sample_views(adapter, steps=60)[0])
+    assert failure is None
+    path = tmp_path / "mine.jsonl"
+    ProgramStore(path).append(program)
+    lore = LoReConfig(subgoal=SubgoalConfig(enabled=True, condition=True, path=str(path)))
+    run = build_run(tiny_config(tmp_path / "run", lore=lore), advisor=_Named("face a wall"))
+    batch = next(iter(run.collector)).clone()
+    names = subgoals_of_run(run.config, adapter)
+    run.close()
+    known = adapter.make_describer().subgoals
+    assert names == (*known, "face a wall")
+    at = batch[keys.SUBGOAL][..., -1], batch["next", keys.REACHED][..., -1]
+    assert at[0].any() and at[1].any() and not batch[keys.SUBGOAL][..., :-1].any()
+    paid = batch["next", "reward"] - batch["next", keys.RAW_REWARD]
+    assert (paid > 0).any() and not paid[~(at[1] > 0)].any()
+    assert batch[keys.SUBGOAL].shape[-1] == len(names)
+
+
+class _Named:
+    """Names one subgoal in every answer, if the question allows it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    async def advise(self, requests):
+        assert all(self.name in request.subgoals for request in requests)
+        return [Advice((0.0,) * len(r.actions), subgoal=self.name) for r in requests]
 
 
 def test_a_run_takes_its_programs_from_a_recording(tmp_path):

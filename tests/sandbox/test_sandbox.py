@@ -37,6 +37,12 @@ def test_results_are_floats_by_sorted_name():
     assert Sandbox().run(RISE, VIEWS[3]) == 0.25
 
 
+def test_subgoals_are_named_truths():
+    program = Program("subgoals", "def reached(obs):\n    return {'many': obs['n'] > 5, 'b': True}")
+    assert Sandbox().run(program, VIEWS[6]) == {"b": 1.0, "many": 1.0}
+    assert check_program(program, VIEWS)["names"] == ["b", "many"]
+
+
 def test_without_the_extra_no_program_is_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     with pytest.raises(ImportError, match=r"pip install 'lore-torchrl\[sandbox\]'"):
@@ -117,10 +123,12 @@ def test_a_check_measures_what_a_program_is():
         (progress("return obs['n'] / 6"), r"\[0, 1\]"),
         (
             Program("features", "def compute_features(obs):\n    return {str(obs['n']): 1.0}"),
-            "other names",
+            "names differ",
         ),
         (Program("features", "def compute_features(obs):\n    return {}"), "at least 1"),
         (Program("features", "x = 1"), "NameError"),
+        (Program("subgoals", "def reached(obs):\n    return {'a': 1.0}"), "True or False"),
+        (Program("subgoals", "def reached(obs):\n    return [True]"), "from str to bool"),
     ],
 )
 def test_a_check_refuses(program, message):

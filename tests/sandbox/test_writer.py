@@ -105,7 +105,7 @@ def test_an_error_of_the_server_is_paid_as_it_was():
     assert budget.spent == 0
 
 
-@pytest.mark.parametrize("kind", ["features", "progress"])
+@pytest.mark.parametrize("kind", ["features", "progress", "subgoals"])
 def test_a_prompt_holds_dollars_and_braces_as_they_are(kind):
     view = {"n": 1, "mission": "pay $5 {now}"}
     prompt = program_prompt(kind, example=view, **(ABOUT | {"mission": "pay $5 {now}"}))

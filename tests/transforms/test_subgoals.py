@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import pytest
@@ -13,7 +14,8 @@ from torchrl.envs.utils import check_env_specs
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.control import AdviceBandit, AdviceObserver
-from lore_torchrl.transforms import AdviceTransform, SubgoalBonus
+from lore_torchrl.sandbox import Program, ProgramSet
+from lore_torchrl.transforms import AdviceTransform, ProgramSubgoals, SubgoalBonus
 
 WAIT = TensorDictModule(lambda mask: torch.full(mask.shape[:-1], 1), ["llm_mask"], ["action"])
 
@@ -156,6 +158,36 @@ def test_without_the_channel_nothing_is_written():
     )
     batch = play(env, 4)
     assert not {keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD} & set(batch["next"].keys())
+
+
+class _Seen(Named):
+    """A program sees the place."""
+
+    def program_view(self, row, observation):
+        return {"at": int(observation["observation"][0]) % 100}
+
+
+def test_programs_name_further_subgoals_and_a_failing_one_reaches_none():
+    pytest.importorskip("pydantic_monty")
+    code = "def reached(obs):\n    return {'end': 1 // (5 - obs['at']) == 1, 'middle': False}"
+    program = Program("subgoals", code, checks={"names": ["end", "middle"]})
+    programs = ProgramSet([program], max_failures=1)
+    describer = ProgramSubgoals(_Seen(), programs)
+    assert describer.subgoals == ("begin", "middle", "late", "end")
+    assert describer.actions == Named.actions and pickle.loads(pickle.dumps(describer)).subgoals
+    places = [{"observation": torch.tensor([float(at)])} for at in range(6)]
+    assert describer.request(0, places[0]).subgoals == describer.subgoals
+    true = [describer.reached(0, place) for place in places]
+    assert true == [{"begin"}, set(), {"middle"}, {"late"}, {"end"}, {"late"}]
+    assert programs.used[0].retired and describer.reached(0, places[4]) == set()
+
+
+def test_a_program_that_was_never_checked_names_nothing():
+    pytest.importorskip("pydantic_monty")
+    with pytest.raises(ValueError, match="judged"):
+        ProgramSubgoals(_Seen(), ProgramSet([Program("subgoals", "def reached(obs): pass")]))
+    with pytest.raises(ValueError, match="got progress"):
+        ProgramSubgoals(_Seen(), ProgramSet([Program("progress", "def progress(obs): pass")]))
 
 
 def test_a_describer_without_subgoals_is_refused():

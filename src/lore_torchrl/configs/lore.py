@@ -286,10 +286,23 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 
 
 @dataclass
-class SubgoalConfig(Settings, prefix="lore.subgoal"):
-    """Bonus for reaching the subgoals that the advisor names."""
+class ProgramsConfig(Settings):
+    """What all kinds of programs have in common."""
 
-    enabled: bool = setting(False, "Whether there is one.")
+    enabled: bool = setting(False, "Whether there are any.")
+    path: str | None = setting(
+        None,
+        "JSON Lines of programs, such as recordings/programs_llm.jsonl: those of this kind and "
+        "environment are used. null is the adapter's hand-written one; of subgoals none.",
+    )
+    time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
+    max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)
+
+
+@dataclass
+class SubgoalConfig(ProgramsConfig, prefix="lore.subgoal"):
+    """Bonus for reaching the subgoals that the advisor names, of its describer or of programs."""
+
     scale: float = setting(
         0.1,
         "Bonus of a subgoal's first time in the run; of the n-th it is 1/sqrt(n) of that.",
@@ -303,7 +316,6 @@ class SubgoalConfig(Settings, prefix="lore.subgoal"):
     imagine_weight: float = setting(
         0.1, "Bonus of an imagined rollout that surely does.", ge=0, lt=math.inf
     )
-
     condition: bool = setting(
         False, "Whether the agent sees the open subgoal: it is embedded beside the observation."
     )
@@ -399,20 +411,6 @@ class EpsilonConfig(Settings, prefix="lore.epsilon"):
         super().__post_init__()
         rule = f"it must be at most eps_init={self.eps_init}"
         self.require(self.eps_end <= self.eps_init, "eps_end", rule)
-
-
-@dataclass
-class ProgramsConfig(Settings):
-    """What both kinds of programs have in common."""
-
-    enabled: bool = setting(False, "Whether there are any.")
-    path: str | None = setting(
-        None,
-        "JSON Lines of programs, such as recordings/programs_llm.jsonl: those of this kind and "
-        "environment are used. null is the adapter's hand-written one.",
-    )
-    time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
-    max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)
 
 
 @dataclass

@@ -25,13 +25,12 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.dreamer.advice import announce, build_advisor
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.programs import Programs, build_programs
+from lore_torchrl.dreamer.programs import Programs, build_programs, subgoals_of_run
 from lore_torchrl.envs.adapter import EnvAdapter, build_adapter, planner_of
 from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.lore import LoRe
 from lore_torchrl.modules import LoReActor, ValidEGreedyModule
 from lore_torchrl.service import AdviceService
-from lore_torchrl.transforms.subgoals import subgoals_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Acting:
     """Environment and policy of a run; without LoRe the optional parts are ``None``.
 
     Replay keeps the ``observed_keys`` with each observation; ``epsilon`` are random steps;
-    ``programs`` are those of features and progress.
+    ``programs`` are those of features, progress and subgoals.
     """
 
     env: EnvBase
@@ -85,7 +84,7 @@ def build_env_agent(
         c = lore.features
         features = {"features_dim": c.columns, "features_hidden": c.hidden_dim}
     if lore.enabled and lore.subgoal.condition:
-        features["num_subgoals"] = len(subgoals_of(adapter.make_describer()))
+        features["num_subgoals"] = len(subgoals_of_run(config, adapter))
     return build_agent(config.dreamer, **sizes._asdict(), **features, device=device)
 
 
@@ -115,7 +114,7 @@ def build_acting_env(
     env.append_transform(InitTracker())
     primers = agent.primers()
     if evaluation and keys.SUBGOAL in agent.observed:
-        primers[keys.SUBGOAL] = Unbounded((len(subgoals_of(adapter.make_describer())),))
+        primers[keys.SUBGOAL] = Unbounded((len(subgoals_of_run(config, adapter)),))
     env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
@@ -158,14 +157,17 @@ def build_acting(
         progress=default.progress,
         sampling=default.sampling,
         epsilon=default.epsilon,
-        subgoal=replace(c.lore.subgoal, condition=False),
+        subgoal=replace(c.lore.subgoal, condition=False, path=None),
     )
+    describer = adapter.make_describer(memory=c.env.memory, image=sends_image(c))
+    if programs is not None:
+        describer = programs.name_subgoals(describer)
     lore = LoRe(
         own,
         actor=agent.actor,
         value=agent.value,
         advisor=advisor,
-        describer=adapter.make_describer(memory=c.env.memory, image=sends_image(c)),
+        describer=describer,
         latent_sizes=(agent.state_dim, agent.belief_dim),
         world=agent.world,
         discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),

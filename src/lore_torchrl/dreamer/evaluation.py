@@ -54,6 +54,8 @@ def evaluate(
     policy = agent.policy()
     if config.evaluation.advice:
         describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
+        if programs is not None:
+            describer = programs.name_subgoals(describer)
         env = lore.advise(env, describer=describer)
         policy = agent.policy(lore.actor)
     likeliest = config.evaluation.deterministic

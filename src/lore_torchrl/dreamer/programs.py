@@ -19,8 +19,9 @@ from lore_torchrl.envs.adapter import EnvAdapter, sample_views
 from lore_torchrl.sandbox import Limits, Program, ProgramSet, ProgramStore
 from lore_torchrl.sandbox.program import FUNCTIONS, Kind
 from lore_torchrl.sandbox.show import program_once
-from lore_torchrl.transforms import ProgramFeatures, ProgressShaping
+from lore_torchrl.transforms import ProgramFeatures, ProgramSubgoals, ProgressShaping
 from lore_torchrl.transforms.program import check_program_view
+from lore_torchrl.transforms.subgoals import subgoal_names, subgoals_of
 
 
 @dataclass
@@ -30,12 +31,14 @@ class Programs:
     Attributes:
         features: Programs of features, or ``None``.
         shaping: What shapes the reward of the environments that train, or ``None``.
+        subgoals: Programs of subgoals, or ``None``.
         make_describer: Makes a describer; each transform has its own.
         gamma: Discount of the learner.
     """
 
     features: ProgramSet | None
     shaping: ProgressShaping | None
+    subgoals: ProgramSet | None
     make_describer: Callable[[], Describer]
     gamma: float
 
@@ -56,6 +59,10 @@ class Programs:
             env = env.append_transform(self.shaping)
         return env
 
+    def name_subgoals(self, describer: Describer) -> Describer:
+        """Return ``describer`` with the subgoals of programs beside its own."""
+        return describer if self.subgoals is None else ProgramSubgoals(describer, self.subgoals)
+
     def stats(self) -> dict[str, float]:
         """Return numbers for the log, by name."""
         values = {}
@@ -63,11 +70,15 @@ class Programs:
             values |= {f"features/{name}": value for name, value in self.features.stats().items()}
         if self.shaping is not None:
             values |= {f"progress/{name}": value for name, value in self.shaping.stats().items()}
+        if self.subgoals is not None:
+            stats = self.subgoals.stats()
+            values |= {f"subgoal/{name}": stats[name] for name in ("run", "failed", "retired")}
         return values
 
     def _sets(self) -> dict[str, ProgramSet]:
-        sets = {} if self.features is None else {"features": self.features}
-        return sets if self.shaping is None else {**sets, "progress": self.shaping.programs}
+        shaping = None if self.shaping is None else self.shaping.programs
+        sets = {"features": self.features, "progress": shaping, "subgoals": self.subgoals}
+        return {name: programs for name, programs in sets.items() if programs is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, retirements and bandits."""
@@ -87,7 +98,8 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
         ImportError: If the ``sandbox`` extra is not installed.
     """
     c = config.lore
-    if not c.enabled or not (c.features.enabled or c.progress.enabled):
+    subgoals = c.subgoal.enabled and c.subgoal.path is not None
+    if not c.enabled or not (c.features.enabled or c.progress.enabled or subgoals):
         return None
     dreamer = config.dreamer
     gamma = dreamer.gamma * (1.0 - 1.0 / dreamer.continuation_horizon)
@@ -113,7 +125,17 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
             gamma=gamma,
             episode_budget=c.progress.episode_budget,
         )
-    return Programs(features, shaping, make_describer, gamma)
+    named = _program_set("subgoals", config, adapter) if subgoals else None
+    return Programs(features, shaping, named, make_describer, gamma)
+
+
+def subgoals_of_run(config: TrainConfig, adapter: EnvAdapter) -> tuple[str, ...]:
+    """Return the names of a run's subgoals, of the describer and of programs."""
+    path = config.lore.subgoal.path
+    describer = adapter.make_describer()
+    if path is None:
+        return tuple(subgoals_of(describer))
+    return subgoal_names(describer, ProgramStore(path).select("subgoals", config.env.id))
 
 
 def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
@@ -134,13 +156,15 @@ def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
 def _program_set(
     kind: Kind, config: TrainConfig, adapter: EnvAdapter, **settings: Any
 ) -> ProgramSet:
-    c = getattr(config.lore, kind)
+    c = config.lore.subgoal if kind == "subgoals" else getattr(config.lore, kind)
     if c.path is None:
         programs = [hand_written(kind, adapter)]
     else:
         programs = ProgramStore(c.path).select(kind, config.env.id)
     for program in programs:
         torchrl_logger.info(f"{kind} program {program.code_id} by {program.model}.")
+    if kind == "subgoals":
+        settings["columns"] = sum(len(subgoal_names(None, [program])) for program in programs)
     most = settings.get("columns", 8)
     return ProgramSet(
         programs,

@@ -28,9 +28,10 @@ class EnvAdapter(Protocol):
 
     - ``make_planner()``: what :class:`~lore_torchrl.advisors.scripted.ScriptedAdvisor` computes
       its advice by;
-    - ``programs``: source of a hand-written program by kind, ``features`` and ``progress``, over
-      what its describer's ``program_view(row, observation)`` returns: plain Python data that holds
-      nothing that the description hides, as ``program_fields`` (name to meaning) documents it;
+    - ``programs``: source of a hand-written program by kind, ``features``, ``progress`` and
+      ``subgoals``, over what its describer's ``program_view(row, observation)`` returns: plain
+      Python data that holds nothing that the description hides, as ``program_fields`` (name to
+      meaning) documents it;
     - ``summarize(batch)``: further metrics of a collector's batch by name, each a number or a list
       with one number for each case (such as an episode) to average over;
     - ``summarize_episodes(last)`` with ``episode_keys``: further metrics of held-out episodes, from

@@ -25,7 +25,7 @@ def check_program(
 ) -> dict[str, Any]:
     """Run a program on recorded observations, twice, in two processes.
 
-    It has to return finite numbers on all of them, features of the same names on each, not the
+    It has to return finite numbers on all of them, the same names on each, not the
     same values everywhere, the same ones in both processes, and fast enough.
 
     Args:
@@ -39,7 +39,7 @@ def check_program(
             Default: ``0.005``.
 
     Returns:
-        ``views`` (how many), ``run_s`` (median), ``names`` of features, and ``score``
+        ``views`` (how many), ``run_s`` (median), ``names`` of what it returns, and ``score``
         (:func:`~lore_torchrl.sandbox.ranking.score`) where there are returns that vary.
 
     Raises:
@@ -55,10 +55,10 @@ def check_program(
         results.append(sandbox.run(program, view))
         times.append(time.perf_counter() - started)
     found: dict[str, Any] = {"views": len(views), "run_s": round(statistics.median(times), 6)}
-    if program.kind == "features":
+    if program.kind != "progress":
         found["names"] = list(results[0])
         if any(list(result) != found["names"] for result in results):
-            raise ProgramError("result", "The features have other names on other observations.")
+            raise ProgramError("result", "The names differ from one observation to another.")
         values = np.array([list(result.values()) for result in results])
     else:
         values = np.array(results)

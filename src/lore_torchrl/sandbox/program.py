@@ -9,18 +9,22 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["features", "progress"]
+Kind = Literal["features", "progress", "subgoals"]
 #: The function that a program of each kind defines.
-FUNCTIONS: dict[str, str] = {"features": "compute_features", "progress": "progress"}
+FUNCTIONS: dict[str, str] = {
+    "features": "compute_features",
+    "progress": "progress",
+    "subgoals": "reached",
+}
 HAND_WRITTEN = "hand-written"
 
 
 @dataclass(frozen=True)
 class Program:
-    """Code that defines ``compute_features(obs)`` or ``progress(obs)``, and where it is from.
+    """Code that defines ``compute_features(obs)``, ``progress(obs)`` or ``reached(obs)``.
 
     Args:
-        kind: ``"features"`` or ``"progress"``.
+        kind: ``"features"``, ``"progress"`` or ``"subgoals"``.
         code: Source, run in a :class:`~lore_torchrl.sandbox.Sandbox` and nowhere else.
         model: Who wrote it; ``"hand-written"`` for the adapters' own. Default: that.
         env: Environment id that it was written for. Default: empty, for any.

@@ -24,7 +24,7 @@ class UsedProgram:
 
     Attributes:
         program: The program.
-        columns: Where its features stand; of progress its one column.
+        columns: Where its features or subgoals stand; of progress its one column.
         retired: Why it no longer runs, ``None`` while it does.
         score: What its values have told of returns, ``None`` while unknown.
     """
@@ -51,11 +51,11 @@ class UsedProgram:
             if isinstance(result, dict):
                 self.names = self.names or list(result)
                 if list(result) != self.names:
-                    raise ProgramError("result", "The features have other names than before.")
+                    raise ProgramError("result", "The names are other ones than before.")
                 result = list(result.values())
                 width = self.columns.stop - self.columns.start
                 if len(result) > width:
-                    raise ProgramError("result", f"{len(result)} features for {width} columns.")
+                    raise ProgramError("result", f"{len(result)} entries for {width} columns.")
         except ProgramError as error:
             self.failed += 1
             torchrl_logger.debug(f"Program {self.program.code_id}: {error}")
@@ -86,8 +86,8 @@ class ProgramSet:
         programs: Programs of one kind, best known first.
 
     Keyword Args:
-        columns: Features of all programs together; a program that comes later takes those that
-            are free, and those of a retired one stay 0. Default: ``8``.
+        columns: Features or subgoals of all programs together; a program that comes later takes
+            those that are free, and those of a retired one stay 0. Default: ``8``.
         limits: What a run may take. Default: ``Limits()``.
         max_failures: Failures after which a program is retired. Default: ``20``.
         off_share: As of :class:`~lore_torchrl.sandbox.ProgramBandit`. Default: ``0.0``.
@@ -129,7 +129,7 @@ class ProgramSet:
                 f"{program.kind} program {program.code_id} is of another kind than {self.kind}, or "
                 "in use already."
             )
-        first = self.used[-1].columns.stop if self.used and self.kind == "features" else 0
+        first = self.used[-1].columns.stop if self.used and self.kind != "progress" else 0
         names = program.checks.get("names")
         # What was never checked may take all that is left.
         width = 1 if self.kind == "progress" else len(names or range(self.columns - first))

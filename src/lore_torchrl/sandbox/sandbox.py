@@ -48,7 +48,7 @@ class Limits:
         memory: Bytes of the program's heap. Default: 16 MiB.
         recursion: Depth of calls. Default: ``100``.
         output: Bytes that it may print; nobody reads them. Default: ``10_000``.
-        most_features: Entries of what ``compute_features`` returns. Default: ``8``.
+        most_features: Entries of what ``compute_features`` and ``reached`` return. Default: ``8``.
     """
 
     time_s: float = 0.05
@@ -88,7 +88,7 @@ class Sandbox:
 
         Returns:
             Of features their finite values by name, at most 1e4 in size, sorted by name; of
-            progress a number from 0 to 1.
+            progress a number from 0 to 1; of subgoals 0 or 1 by name, sorted by name.
 
         Raises:
             ProgramError: If it fails, takes too much, or returns something else.
@@ -129,27 +129,28 @@ class Sandbox:
             raise ProgramError("result", f"The result cannot be read: {error}") from None
         if program.kind == "progress":
             return _number(value, "progress(obs)", 0.0, 1.0)
-        return self._features(value)
+        return self._entries(value, program)
 
-    def _features(self, value: Any) -> dict[str, float]:
+    def _entries(self, value: Any, program: Program) -> dict[str, float]:
+        call, subgoals = f"{program.function}(obs)", program.kind == "subgoals"
         # Never shown as a whole: a small result can have an endless repr.
         if type(value) is not dict or not all(type(name) is str for name in value):
-            raise ProgramError("result", f"compute_features(obs) must be {_FORM}.")
+            form = "bool" if subgoals else "float"
+            raise ProgramError("result", f"{call} must be a dict from str to {form}.")
         most = self.limits.most_features
         if not 0 < len(value) <= most:
             raise ProgramError(
                 "result",
-                f"compute_features(obs) has {len(value)} entries: at least 1, at most {most}.",
+                f"{call} has {len(value)} entries: at least 1, at most {most}.",
             )
         if max(map(len, value)) > 60:
-            raise ProgramError("result", "A feature's name may have 60 characters.")
+            raise ProgramError("result", f"A name in {call} may have 60 characters.")
+        if subgoals and not all(type(entry) is bool for entry in value.values()):
+            raise ProgramError("result", f"Every value of {call} must be True or False.")
         return {
             name: _number(value[name], f"feature {name!r}", -LARGEST, LARGEST)
             for name in sorted(value)
         }
-
-
-_FORM = "a dict from str to float"
 
 
 def _number(value: Any, what: str, low: float, high: float) -> float:

@@ -33,7 +33,7 @@ async def program_once(
     """Ask for a program, check it, run it; return the report, and whether there is a program.
 
     Args:
-        kind: ``"features"`` or ``"progress"``.
+        kind: ``"features"``, ``"progress"`` or ``"subgoals"``.
         views: Recorded observations as a program sees them.
         returns: The return that followed each.
 

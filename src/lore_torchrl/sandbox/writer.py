@@ -38,7 +38,7 @@ def program_prompt(
     """Return the question for a program.
 
     Args:
-        kind: ``"features"`` or ``"progress"``.
+        kind: ``"features"``, ``"progress"`` or ``"subgoals"``.
 
     Keyword Args:
         env: Name of the environment.

@@ -5,6 +5,12 @@ from __future__ import annotations
 from lore_torchrl.transforms.advice import AdviceTransform
 from lore_torchrl.transforms.features import ProgramFeatures
 from lore_torchrl.transforms.progress import ProgressShaping
-from lore_torchrl.transforms.subgoals import SubgoalBonus
+from lore_torchrl.transforms.subgoals import ProgramSubgoals, SubgoalBonus
 
-__all__ = ["AdviceTransform", "ProgramFeatures", "ProgressShaping", "SubgoalBonus"]
+__all__ = [
+    "AdviceTransform",
+    "ProgramFeatures",
+    "ProgramSubgoals",
+    "ProgressShaping",
+    "SubgoalBonus",
+]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -11,8 +13,10 @@ from torchrl.data.tensor_specs import Bounded, TensorSpec, Unbounded
 from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Describer
+from lore_torchrl.advisors.base import AdviceRequest, Describer
 from lore_torchrl.configs.lore import SubgoalConfig
+from lore_torchrl.sandbox import Program, ProgramSet
+from lore_torchrl.transforms.program import check_program_view
 from lore_torchrl.transforms.rows import RowTransform, observations_of
 
 
@@ -133,6 +137,67 @@ class SubgoalBonus(RowTransform):
         """Return for the log how often subgoals were reached, and the mean bonus of a step."""
         mean = self.paid / self.steps.clamp_min(1)
         return {"reached": self.counts.sum().item(), "bonus": mean.item()}
+
+
+class ProgramSubgoals:
+    """A describer whose subgoals are its own, if it has any, and those that programs define.
+
+    Where a program fails, or is retired, none of its subgoals is true. A name that the describer
+    has too is true where either says so. Everything else is the describer's.
+
+    Args:
+        describer: What to ask with; it needs a ``program_view``.
+        programs: Programs of ``subgoals``, each checked: what they name is in the prompt.
+
+    Raises:
+        ValueError: If the describer has no ``program_view``, the programs are of another kind, or
+            one was never checked.
+    """
+
+    def __init__(self, describer: Describer, programs: ProgramSet) -> None:
+        check_program_view(describer)
+        if programs.kind != "subgoals":
+            raise ValueError(f"ProgramSubgoals needs programs of subgoals, got {programs.kind}.")
+        self.describer, self.programs = describer, programs
+        self.subgoals = subgoal_names(describer, [used.program for used in programs.used])
+
+    def __getattr__(self, name: str) -> Any:
+        # Unpickling looks for attributes before there are any.
+        if name == "describer":
+            raise AttributeError(name)
+        return getattr(self.describer, name)
+
+    def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+        """Return the full question, with all names."""
+        return replace(self.describer.request(row, observation), subgoals=self.subgoals)
+
+    def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
+        """Return which of :attr:`subgoals` are true of an observation."""
+        known = getattr(self.describer, "reached", None)
+        true = set() if known is None else set(known(row, observation))
+        active = self.programs.active()
+        if active:
+            view = self.describer.program_view(row, observation)
+            for used, values in self.programs.compute(active, view).items():
+                true.update(name for name, value in zip(used.names, values, strict=True) if value)
+        return true
+
+
+def subgoal_names(describer: Describer | None, programs: Sequence[Program]) -> tuple[str, ...]:
+    """Return the names of a describer's subgoals and of those that ``programs`` define.
+
+    Raises:
+        ValueError: If a program was never checked, so that its names are unknown.
+    """
+    names = list(getattr(describer, "subgoals", ()))
+    for program in programs:
+        if "names" not in program.checks:
+            raise ValueError(
+                f"The subgoals of program {program.code_id} are not known: check it first by "
+                "lore_torchrl.sandbox.judged(program, views), and keep what that returns."
+            )
+        names += program.checks["names"]
+    return tuple(dict.fromkeys(names))
 
 
 def subgoals_of(describer: Describer) -> Sequence[str]:

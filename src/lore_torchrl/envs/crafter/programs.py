@@ -37,8 +37,20 @@ def progress(obs: dict[str, Any]) -> float:
     return 0.9 * len(obs["unlocked"]) / 22.0 + 0.1 * materials / 25.0
 
 
+def reached(obs: dict[str, Any]) -> dict[str, bool]:
+    """Return whether there is enough in hand for what is built next, and no need is low."""
+    held = obs["inventory"]
+    needs = [held[name] for name in ("health", "food", "drink", "energy")]
+    return {
+        "have wood for a table and a pickaxe": held["wood"] >= 2,
+        "have wood and stone for a pickaxe": held["wood"] >= 1 and held["stone"] >= 1,
+        "have no low need": min(needs) >= 5,
+    }
+
+
 #: Source of the program of each kind.
 PROGRAMS = {
     "features": inspect.getsource(compute_features),
     "progress": inspect.getsource(progress),
+    "subgoals": inspect.getsource(reached),
 }

@@ -44,8 +44,23 @@ def progress(obs: dict[str, Any]) -> float:
     return value + 0.25 * goal
 
 
+def reached(obs: dict[str, Any]) -> dict[str, bool]:
+    """Return whether the agent is at a door with a key, at an open one, and near the goal."""
+    front, goal = obs["front"], False
+    for row, words in enumerate(obs["view"]):
+        for column, word in enumerate(words):
+            distance = abs(obs["row"] - row) + abs(obs["column"] - column)
+            goal = goal or (word == "goal" and distance <= 2)
+    return {
+        "be at a door with a key in hand": "door" in front and obs["carrying"].endswith("key"),
+        "be at an open door": front.endswith("(open)"),
+        "be two steps from the goal": goal,
+    }
+
+
 #: Source of the program of each kind.
 PROGRAMS = {
     "features": inspect.getsource(compute_features),
     "progress": inspect.getsource(progress),
+    "subgoals": inspect.getsource(reached),
 }
