@@ -385,6 +385,8 @@ class LoRe:
         if self._batches == _CHECKED_AFTER:
             self._check_wiring()
         self.observer(batch)
+        if self.actor.subgoal_head is not None:
+            self.actor.subgoal_head.count(self.subgoals.counts)
 
     def _check_restored(self) -> None:
         service = self.service

@@ -186,6 +186,9 @@ class TestSubgoals:
         stored = run.replay_hook.replay[0].storage[:]
         goals = stored["next", keys.SUBGOAL]
         assert goals.any()
+        # The head knows how often each has been reached, as the reward's bonus does.
+        novelty = run.learner.loss.actor_loss.subgoal_head.novelty
+        assert (novelty < 1).any()
         agent, adapter = run.agent, adapter_of(config.env)
         env = build_acting_env(config, adapter, agent, num_envs=2, evaluation=True)
         played = env.rollout(4, agent.policy(), break_when_any_done=False)

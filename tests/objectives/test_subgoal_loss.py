@@ -31,6 +31,11 @@ def test_without_a_subgoal_there_is_no_bonus():
     bonus = head.bonus(*latent, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     torch.testing.assert_close(bonus[0], 2.0 * 0.5 ** torch.arange(1, 5))
     assert not bonus[1].any()
+    # Once reached, the next time would be its second, and the fourth after that.
+    for times, share in ((1.0, 0.5**0.5), (3.0, 0.5)):
+        head.count(torch.tensor([9.0, times, 0.0]))
+        again = head.bonus(*latent, torch.eye(GOALS)[1].expand(2, GOALS))
+        torch.testing.assert_close(again, bonus[:1].expand(2, 4) * share)
 
 
 def learner(*, opinions: bool):

@@ -314,7 +314,10 @@ class SubgoalConfig(ProgramsConfig, prefix="lore.subgoal"):
         False, "Whether a learned head also pays imagined rollouts that reach their subgoal."
     )
     imagine_weight: float = setting(
-        0.1, "Bonus of an imagined rollout that surely does.", ge=0, lt=math.inf
+        0.1,
+        "Bonus of an imagined rollout that surely does, at a subgoal's first time.",
+        ge=0,
+        lt=math.inf,
     )
     condition: bool = setting(
         False, "Whether the agent sees the open subgoal: it is embedded beside the observation."
