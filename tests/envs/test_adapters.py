@@ -15,6 +15,7 @@ import torch
 from tiny_run import DREAMER, tiny_config
 from torchrl.envs import check_env_specs
 
+from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
 from lore_torchrl.envs.adapter import planner_of, read_row, sample_request
@@ -249,6 +250,21 @@ def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
     lock = custom_env.LockAdapter("Lock", max_steps=2).make_gym()
     lock.reset()
     assert [lock.step(1)[3] for _ in range(2)] == [False, True]
+
+
+def test_a_batched_torchrl_environment_is_used_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import native_env
+
+    adapter = native_env.MeadowAdapter("Meadow", max_steps=3)
+    env = adapter.make_env(num_envs=3, seed=0)
+    check_env_specs(env)
+    other = adapter.make_env(num_envs=3, seed=0, evaluation=True)
+    assert not torch.equal(env.reset()["observation"], other.reset()["observation"])
+    config = EnvConfig(adapter="native_env.MeadowAdapter", id="Meadow", num_envs=2, max_steps=20)
+    config = tiny_config(tmp_path / "run", env=config, dreamer=DREAMER, total_steps=112)
+    summary = train(config, advisor=ScriptedAdvisor(native_env.nearer))
+    assert summary["advice/calls"] > 0 and 0.0 <= summary["eval/success"] <= 1.0
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5-v0", "BabyAI-GoToLocal-v0"])

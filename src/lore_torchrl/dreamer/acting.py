@@ -111,11 +111,12 @@ def build_acting_env(
         parallel=config.env.parallel and not evaluation,
         pixels=pixels,
     )
-    env.append_transform(InitTracker())
+    # What is no TransformedEnv yet becomes one.
+    env = env.append_transform(InitTracker())
     primers = agent.primers()
     if evaluation and keys.SUBGOAL in agent.observed:
         primers[keys.SUBGOAL] = Unbounded((len(subgoals_of_run(config, adapter)),))
-    env.append_transform(
+    env = env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
     return env if programs is None else programs.append_to(env, evaluation=evaluation)
