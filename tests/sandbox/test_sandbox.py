@@ -129,6 +129,10 @@ def test_a_check_measures_what_a_program_is():
         (Program("features", "x = 1"), "NameError"),
         (Program("subgoals", "def reached(obs):\n    return {'a': 1.0}"), "True or False"),
         (Program("subgoals", "def reached(obs):\n    return [True]"), "from str to bool"),
+        *(
+            (Program("subgoals", f"def reached(obs):\n    return {{{name!r}: True}}"), "printable")
+            for name in ("", "a\nb", "x" * 61)
+        ),
     ],
 )
 def test_a_check_refuses(program, message):

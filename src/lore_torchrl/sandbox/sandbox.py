@@ -143,8 +143,9 @@ class Sandbox:
                 "result",
                 f"{call} has {len(value)} entries: at least 1, at most {most}.",
             )
-        if max(map(len, value)) > 60:
-            raise ProgramError("result", f"A name in {call} may have 60 characters.")
+        # A name stands in prompts and logs, on one line.
+        if not all(0 < len(name) <= 60 and name.isprintable() for name in value):
+            raise ProgramError("result", f"A name in {call} needs 1 to 60 printable characters.")
         if subgoals and not all(type(entry) is bool for entry in value.values()):
             raise ProgramError("result", f"Every value of {call} must be True or False.")
         return {
