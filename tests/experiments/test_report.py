@@ -238,6 +238,28 @@ def test_scores_that_need_no_steps_are_lines_across_their_own_experiment(tmp_pat
     assert [table.rows for table in found.tables()] == [t.rows for t in Study(runs).tables()]
 
 
+def test_methods_of_several_budgets_have_a_frontier(tmp_path, monkeypatch):
+    drawn = {}
+
+    def save(figure, path, **_):
+        drawn[Path(path).stem] = [
+            [(bar.get_label(), bar.lines[0].get_xydata().tolist()) for bar in axes.containers]
+            for axes in figure.axes
+        ]
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    few = {"calls": (5, 10), "success": (0.0, 0.5)}
+    many = {"calls": (5, 25), "success": (0.0, 1.0)}
+    runs = [record("e", "LoRe 25", **many), record("e", "LoRe 10", **few), record("e", "stock")]
+    save_figures(tmp_path, Study(runs))
+    assert drawn["frontier"] == [[("LoRe", [[10.0, 0.5], [25.0, 1.0]])]]
+    drawn.clear()
+    # As many calls, or a name that stands alone: there is none.
+    save_figures(tmp_path, Study([record("e", f"half {n}", **many) for n in (0, 1)]))
+    save_figures(tmp_path, Study([record("e", "LoRe 25", **many), record("e", "stock")]))
+    assert "frontier" not in drawn
+
+
 # ---- names and files of others ----
 
 ODD = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
 
     ``curves``: the study's metric. ``over_time``: the metric, density of calls, KL and entropy.
     ``calls``: calls and, where advice had a price, its cost, against the normalized AUC.
+    ``frontier``: the last evaluation against the calls, where methods whose names differ in a
+    number at the end alone, such as LoRe 10 and LoRe 25, have made different numbers of them.
     ``profile``: fraction of runs with a normalized AUC above a threshold, except where the scale
     of the metric differs between experiments.
 
@@ -55,6 +58,8 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
         "over_time": _over_time,
         "calls": _calls,
     }
+    if any(_budgets(study, experiment) for experiment in study.experiments):
+        drawings["frontier"] = _frontier
     if study.is_success or len(study.experiments) == 1:
         drawings["profile"] = _profile
     for name, draw in drawings.items():
@@ -165,6 +170,34 @@ def _calls(figure: Figure, study: Study) -> None:
     if len(markers) > 1:
         for experiment, marker in markers.items():
             axes[0].scatter([], [], color="grey", marker=marker, label=literal(experiment))
+    _legend(figure, axes)
+
+
+def _budgets(study: Study, experiment: str) -> dict[str, dict[float, str]]:
+    """Return methods by name and mean calls, of names that differ in a number at the end alone."""
+    found: dict[str, dict[float, str]] = {}
+    for method in study.methods:
+        calls = [run.last("advice/calls") or 0.0 for run in study.runs(experiment, method)]
+        if any(calls) and (match := re.fullmatch(r"(.+) \d+", method)):
+            found.setdefault(match[1], {})[float(np.mean(calls))] = method
+    return {name: dict(sorted(m.items())) for name, m in found.items() if len(m) > 1}
+
+
+def _frontier(figure: Figure, study: Study) -> None:
+    figure.set_size_inches(4.6 * len(study.experiments), 3.6)
+    axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
+    for each, experiment in zip(axes, study.experiments, strict=True):
+        for number, (name, methods) in enumerate(_budgets(study, experiment).items()):
+            ends = [study.curves(experiment, m, study.metric)[1][:, -1] for m in methods.values()]
+            bands = [bootstrap(interquartile_mean, seeds, draws=2_000) for seeds in ends]
+            middle, low, high = np.array(bands).T
+            spread = np.stack((middle - low, high - middle)).clip(0.0)
+            style = {"color": method_color(number), "marker": "o", "capsize": 3}
+            each.errorbar(list(methods), middle, spread, label=literal(name), **style)
+        each.set(title=literal(experiment), ylim=_UNIT if study.is_success else None)
+        each.set(xlabel=_CALLS["advice/calls"], xscale="log")
+        each.grid(alpha=0.3, which="both")
+    axes[0].set_ylabel(literal(f"{study.label}, last evaluation"))
     _legend(figure, axes)
 
 

@@ -19,6 +19,7 @@ _CAPTIONS = {
     "curves": "Interquartile mean over seeds, 95% interval.",
     "over_time": "The same, calls, divergence and entropy over time.",
     "calls": "Normalized AUC against advisor calls: one mark a run.",
+    "frontier": "The last evaluation over calls: interquartile mean over seeds, 95% interval.",
     "profile": "Fraction of runs with a normalized AUC above τ, pointwise 95% interval.",
 }
 _STYLE = """
