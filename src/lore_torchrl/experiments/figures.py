@@ -187,16 +187,22 @@ def _frontier(figure: Figure, study: Study) -> None:
     figure.set_size_inches(4.6 * len(study.experiments), 3.6)
     axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
     for each, experiment in zip(axes, study.experiments, strict=True):
-        for number, (name, methods) in enumerate(_budgets(study, experiment).items()):
+        found, calls = _budgets(study, experiment), set()
+        for number, (name, methods) in enumerate(found.items()):
             ends = [study.curves(experiment, m, study.metric)[1][:, -1] for m in methods.values()]
             bands = [bootstrap(interquartile_mean, seeds, draws=2_000) for seeds in ends]
             middle, low, high = np.array(bands).T
             spread = np.stack((middle - low, high - middle)).clip(0.0)
             style = {"color": method_color(number), "marker": "o", "capsize": 3}
-            each.errorbar(list(methods), middle, spread, label=literal(name), **style)
+            # Side by side, where methods have made as many calls.
+            x = np.array(list(methods)) * 1.02**number
+            each.errorbar(x, middle, spread, label=literal(name), **style)
+            calls |= {round(number) for number in methods}
         each.set(title=literal(experiment), ylim=_UNIT if study.is_success else None)
         each.set(xlabel=_CALLS["advice/calls"], xscale="log")
-        each.grid(alpha=0.3, which="both")
+        each.set_xticks([], minor=True)
+        each.set_xticks(sorted(calls), map(str, sorted(calls)))
+        each.grid(alpha=0.3)
     axes[0].set_ylabel(literal(f"{study.label}, last evaluation"))
     _legend(figure, axes)
 
