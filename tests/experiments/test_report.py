@@ -66,7 +66,7 @@ def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path
     write_csv(tmp_path / "curves.csv", runs)
     returns = Study(read_csv(tmp_path / "curves.csv"), "stock", metric="eval/return")
     values, auc = returns.tables()
-    assert "held-out return, advisor off" in values.title
+    assert "held-out return, IQM" in values.title
     assert values.rows[0][2] == "-2.00 [-2.00, -2.00]"
     assert auc.header[3] == "minus stock" and auc.rows[0][3] == "3.00 [3.00, 3.00]"
     page = write_report(tmp_path / "report", returns, title="Returns")

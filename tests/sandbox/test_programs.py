@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -114,14 +115,21 @@ def test_a_bandit_ignores_episodes_of_an_earlier_block():
 
 def test_a_set_goes_on_where_it_was_saved():
     programs = ProgramSet([features("a")], block_episodes=2)
-    [used] = programs.used
-    programs.compute([used], {"n": 1})
-    for _ in range(9):
-        programs.observe(used, used.bandit.block, 1.0)
+    stream = np.random.default_rng(0)
+    episodes = [(stream.random((5, 1), dtype=np.float32), stream.random(5)) for _ in range(18)]
+
+    def play(each: ProgramSet, values: np.ndarray, returns: np.ndarray) -> None:
+        [used] = each.used
+        each.compute([used], {"n": len(used.seen)})
+        used.observe(values, returns)
+        each.observe(used, used.bandit.block, 1.0)
+
+    for episode in episodes[:9]:
+        play(programs, *episode)
     restored = ProgramSet([features("a")], block_episodes=2)
-    restored.load_state_dict(programs.state_dict())
-    assert restored.state_dict() == programs.state_dict()
-    for _ in range(9):
+    restored.load_state_dict(json.loads(json.dumps(programs.state_dict())))
+    for episode in episodes[9:]:
         for each in (programs, restored):
-            each.observe(each.used[0], each.used[0].bandit.block, 1.0)
+            play(each, *episode)
     assert restored.state_dict() == programs.state_dict()
+    assert restored.used[0].score is not None

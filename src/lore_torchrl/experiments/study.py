@@ -88,7 +88,7 @@ class Study:
         """What the metric is, for titles: ``eval/return`` is the held-out return."""
         if not self.metric.startswith("eval/"):
             return self.metric
-        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}, advisor off"
+        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}"
 
     @property
     def is_success(self) -> bool:
@@ -187,8 +187,7 @@ class Study:
                 cells.append(_interval(compare, scores, reference) if defined else "-")
                 cells.append(_improvement([scores], [reference]))
             rows.append(tuple(cells))
-        name = self.label.removesuffix(", advisor off")
-        title = f"{experiment}: normalized AUC of {name} [95% interval]"
+        title = f"{experiment}: normalized AUC of {self.label} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
 
     def _all_experiments(self) -> Table:

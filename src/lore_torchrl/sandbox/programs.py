@@ -27,6 +27,8 @@ class UsedProgram:
         columns: Where its features or subgoals stand; of progress its one column.
         retired: Why it no longer runs, ``None`` while it does.
         score: What its values have told of returns, ``None`` while unknown.
+        seen: Values and the return that followed, of the last 4,096 steps, which it is scored by.
+        episodes: Episodes that were seen.
     """
 
     def __init__(self, program: Program, columns: slice, bandit: ProgramBandit) -> None:
@@ -36,8 +38,8 @@ class UsedProgram:
         self.score: float | None = program.checks.get("score")
         self.run = self.failed = self.cached = 0
         self._results: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._seen: deque[tuple[np.ndarray, float]] = deque(maxlen=_STEPS)
-        self._episodes = 0
+        self.seen: deque[tuple[np.ndarray, float]] = deque(maxlen=_STEPS)
+        self.episodes = 0
 
     def compute(self, sandbox: Sandbox, view: Mapping[str, Any], key: str) -> np.ndarray | None:
         """Return the values of a view, ``None`` where the program fails."""
@@ -67,10 +69,10 @@ class UsedProgram:
 
     def observe(self, values: np.ndarray, returns: np.ndarray) -> None:
         """Take note of an episode's values ``[T, N]`` and raw returns from each step on ``[T]``."""
-        self._seen.extend(zip(values, returns.tolist(), strict=True))
-        self._episodes += 1
-        if self._episodes % _SCORED_EVERY == 0:
-            seen, following = zip(*self._seen, strict=True)
+        self.seen.extend(zip(values, returns.tolist(), strict=True))
+        self.episodes += 1
+        if self.episodes % _SCORED_EVERY == 0:
+            seen, following = zip(*self.seen, strict=True)
             values = np.stack(seen)
             values = values[:, 0] if self.program.kind == "progress" else values
             told = score(values, np.array(following))
@@ -187,7 +189,7 @@ class ProgramSet:
         return {name: float(value) for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, retirements and bandits by version; results are computed again."""
+        """Return all that was learned, by version; results are computed again."""
         return {
             used.program.code_id: {
                 "run": used.run,
@@ -196,6 +198,8 @@ class ProgramSet:
                 "retired": used.retired,
                 "score": used.score,
                 "bandit": used.bandit.state_dict(),
+                "episodes": used.episodes,
+                "seen": [(values.tolist(), following) for values, following in used.seen],
             }
             for used in self.used
         }
@@ -206,4 +210,5 @@ class ProgramSet:
             state = dict(state_dict.get(used.program.code_id, {}))
             if state:
                 used.bandit.load_state_dict(state.pop("bandit"))
-                vars(used).update(state)
+                seen = [(np.array(v, dtype=np.float32), g) for v, g in state.pop("seen", ())]
+                vars(used).update(state, seen=deque(seen, maxlen=_STEPS))
