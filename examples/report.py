@@ -57,7 +57,7 @@ def main() -> None:
         help="CSV of reference scores, lines in the figures (default: %(default)s)",
     )
     parser.add_argument("--title")
-    parser.add_argument("--every", type=int, default=1, help="show every n-th evaluation")
+    parser.add_argument("--every", type=positive, default=1, help="show every n-th evaluation")
     parser.add_argument("--output", type=Path, help="default: report, beside the first source")
     args = parser.parse_args()
     try:
@@ -66,6 +66,13 @@ def main() -> None:
         sys.exit(f"Cannot report: {error}")
     print((page.parent / "tables.md").read_text())
     print(f"report {page}")
+
+
+def positive(text: str) -> int:
+    """Return a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"it must be a whole number above 0, got {text}")
+    return int(text)
 
 
 def report(args: argparse.Namespace) -> Path:

@@ -86,6 +86,12 @@ ROOT = Path(__file__).resolve().parent.parent
         (lambda: configs.TrainConfig(steps_per_batch=33), "steps_per_batch=33"),
         (lambda: configs.TrainConfig(checkpoint_interval=0), "checkpoint_interval=0"),
         (lambda: configs.TrainConfig(num_threads=0), "num_threads=0"),
+        (lambda: configs.CallsConfig(budget="5"), "budget='5' is impossible: it must be int"),
+        (lambda: configs.CallsConfig(budget=5.5), "budget=5.5"),
+        (lambda: configs.CallsConfig(budget=True), "budget=True"),
+        (lambda: configs.CallsConfig(max_tokens="9"), "it must be int or null"),
+        (lambda: configs.GateConfig(tau=None), "it must be float"),
+        (lambda: configs.LoReConfig(calls={"budget": 5}), "it must be CallsConfig"),
         (
             lambda: configs.TrainConfig(dreamer=configs.DreamerConfig(buffer_size=40)),
             "buffer_size=40",

@@ -156,6 +156,9 @@ class LoRe:
                 "advice needs neither: LoReDreamerV3Loss(model_loss, LoReActorLoss(actor_loss), "
                 "value_loss)."
             )
+        for part in (advisor, describer):
+            if isinstance(part, type):
+                raise TypeError(f"{part.__name__} is a class: make one, {part.__name__}(...).")
         foreign = {
             "features.enabled": c.features.enabled,
             "progress.enabled": c.progress.enabled,
@@ -627,6 +630,8 @@ def build_service(config: CallsConfig, advisor: Advisor) -> AdviceService:
     budget = CallBudget(
         c.budget, max_tokens=c.max_tokens, max_cost=c.max_cost, store=store, ledger=c.ledger
     )
+    if store is not None and (spent := budget.spent):
+        torchrl_logger.info(f"Ledger {c.ledger!r}: {spent} of {c.budget} calls are spent.")
     cache = AdviceCache(
         c.cache_size,
         store=store,

@@ -122,7 +122,7 @@ def test_json_asks_for_a_plan_valid_actions_and_a_subgoal_where_they_are_wanted(
 
 
 def test_only_mode_json_can_be_asked_for_more():
-    with pytest.raises(ValueError, match="json, which ask_for needs"):
+    with pytest.raises(ValueError, match="ask_for needs mode="):
         ChatAdvisor("m", base_url="http://127.0.0.1:9/v1", mode="vote", ask_for=["plan"])
 
 

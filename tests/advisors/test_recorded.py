@@ -793,6 +793,25 @@ def test_the_recording_of_views_answers_the_describers_requests():
         assert all(isinstance(answer, Advice) for answer in answers(advisor, *requests))
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("keycorridor", "KeyCorridorS3R1"),
+        ("doorkey8x8", "DoorKey-8x8"),
+        ("multiroom", "MultiRoom-N2-S4"),
+    ],
+)
+def test_a_recording_by_abstract_state_answers_a_question_that_is_asked_once(name, task):
+    pytest.importorskip("minigrid")
+    from lore_torchrl.envs.adapter import sample_request
+    from lore_torchrl.envs.minigrid import MiniGrid
+
+    advisor = RecordedAdvisor(RECORDINGS / f"{name}_llm.jsonl", missing="mask")
+    adapter, memory = MiniGrid(f"MiniGrid-{task}-v0"), name != "doorkey8x8"
+    requests = [sample_request(adapter, steps=steps, memory=memory) for steps in range(6)]
+    assert any(isinstance(answer, Advice) for answer in answers(advisor, *requests))
+
+
 EXTRAS = Advice((1.5, -2.0), 0.5, plan=(1, 0), subgoal="open the door", valid=(True, False))
 
 

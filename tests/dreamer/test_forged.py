@@ -198,7 +198,7 @@ def test_a_resume_is_built_from_the_users_own_configuration(copied, tmp_path, mo
     build_run(config).close()
     assert not (tmp_path / "marker").exists()
     forge_config(path, set_family("torch.hub.load"))
-    with pytest.raises(ValueError, match="resume: env differ"):
+    with pytest.raises(ValueError, match=r"resume: .*env\.adapter .* there, .* here"):
         build_run(config)
 
 

@@ -48,6 +48,7 @@ def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, 
     jobs = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=1"]}, seeds=2)
     errors = run_jobs(jobs, script=script, processes=1)
     assert len(errors) == 1 and "e, m, seed 1" in errors[0] and "log.txt" in errors[0]
+    assert "told to fail" in errors[0]
     assert [job.state for job in jobs] == ["done", "failed"]
     assert "told to fail" in (jobs[1].folder / "log.txt").read_text()
     monkeypatch.setenv("MENDED", "1")

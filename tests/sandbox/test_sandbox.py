@@ -195,6 +195,9 @@ def test_the_store_keeps_every_program_and_only_appends(tmp_path):
     store.path.write_bytes(before)
     with pytest.raises(ValueError, match="program=progress"):
         store.select("progress", "e")
+    store.path.unlink()
+    with pytest.raises(FileNotFoundError, match="no such file of programs"):
+        store.select("progress", "e")
 
 
 def test_a_changed_program_is_refused(tmp_path):

@@ -131,7 +131,7 @@ class ChatAdvisor:
         check(temperature is None or temperature >= 0, "temperature", temperature, "0 or more")
         known = set(ask_for) <= set(EXTRAS)
         check(known, "ask_for", list(ask_for), f"choose from {EXTRAS}")
-        check(not ask_for or mode == "json", "mode", mode, "json, which ask_for needs")
+        check(not ask_for or mode == "json", "mode", mode, "ask_for needs mode='json'")
         check(max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
         check(votes >= 1, "votes", votes, "at least 1")
         check(0 < smoothing < math.inf, "smoothing", smoothing, "a positive number")

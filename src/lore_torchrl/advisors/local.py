@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Sequence
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -260,6 +261,8 @@ def _load(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, A
             "LocalAdvisor runs models with transformers: pip install 'lore-torchrl[local]'."
         ) from err
     if isinstance(model, str):
+        if model.startswith(("/", ".", "~")) and not Path(model).exists():
+            raise FileNotFoundError(f"model={model!r}: there is no such folder.")
         tokenizer = model if tokenizer is None else tokenizer
         # Loading may draw random weights first: the run's random stream is not for that.
         with torch.random.fork_rng(devices=[]):

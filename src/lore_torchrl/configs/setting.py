@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 _BOUNDS = {
     "ge": ("at least", operator.ge),
@@ -13,6 +16,10 @@ _BOUNDS = {
     "le": ("at most", operator.le),
     "lt": ("below", operator.lt),
 }
+
+
+# What else is taken for a type.
+_ALSO = {int: Integral, float: Real, list: (list, tuple)}
 
 
 def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) -> Any:
@@ -30,6 +37,23 @@ def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) ->
     """
     kind = {"default_factory": default} if callable(default) else {"default": default}
     return field(**kind, metadata={"doc": doc, "was": was, **limits})
+
+
+@cache
+def _types(group: type) -> dict[str, tuple[type, ...]]:
+    """Return the types that each field of a group may have, none where all may be."""
+    found = {}
+    for name, hint in get_type_hints(group).items():
+        union = get_origin(hint) in (Union, UnionType)
+        kinds = [get_origin(kind) or kind for kind in (get_args(hint) if union else (hint,))]
+        found[name] = () if Any in kinds else tuple(kinds)
+    return found
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, _ALSO.get(kind, kind))
 
 
 class Settings:
@@ -50,6 +74,10 @@ class Settings:
     def __post_init__(self) -> None:
         for part in fields(self):
             value, limits = getattr(self, part.name), part.metadata
+            if kinds := _types(type(self))[part.name]:
+                names = ["null" if kind is NoneType else kind.__name__ for kind in kinds]
+                fits = any(_fits(value, kind) for kind in kinds)
+                self.require(fits, part.name, f"it must be {' or '.join(names)}")
             if value is None:
                 continue
             for name, (text, holds) in _BOUNDS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,12 +86,20 @@ _SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max", "eps_init", "ep
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
     # What a checkpoint holds is redacted.
     before, now = redact_all(_structure(saved)), redact_all(_structure(config))
-    changed = [name for name in now if now[name] != before.get(name)]
+    changed = [line for name in now for line in _changes(name, before.get(name), now[name])]
     if changed:
         raise ValueError(
-            f"resume: {', '.join(changed)} differ from the checkpoint's run. Use the same "
-            "configuration, or start a new run."
+            f"resume: the checkpoint's run had other settings: {'; '.join(changed)}. Use the "
+            "same configuration, or start a new run."
         )
+
+
+def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            yield from _changes(f"{name}.{key}", before.get(key), now.get(key))
+    elif before != now:
+        yield f"{name} {before!r} there, {now!r} here"
 
 
 def _structure(config: TrainConfig) -> dict[str, Any]:
@@ -134,7 +143,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     if c.num_threads is not None:
         torch.set_num_threads(c.num_threads)
     seed_all(c.seed)
-    device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"device={c.device!r} is none: use cpu, cuda or cuda:1.") from error
     output = Path(c.output_dir)
     remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)
@@ -214,6 +226,8 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     # Before the rows are cut: a kill in between must not leave a checkpoint later than they are.
     for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
+    if not earlier and (output / "metrics.jsonl").exists():
+        torchrl_logger.warning(f"{output} held another run, whose rows and figures are replaced.")
     logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
     advice_log = None
     if acting.service is not None and c.logger.advice_rows:

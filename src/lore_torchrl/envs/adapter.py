@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -201,6 +202,8 @@ def sample_request(
     request = describer.request(0, seen)
     if image:
         check_picture(request, describer)
+    if hasattr(describer, "abstract_state"):
+        request = replace(request, abstract_state=describer.abstract_state(0, seen))
     return request
 
 

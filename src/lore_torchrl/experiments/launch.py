@@ -273,7 +273,15 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
         facts |= read_object(stopped)
         why = f" ({facts['reason']}, step {facts['step']:,})"
     rewrite(job.folder / ("failed" if code else "done"), [json.dumps(facts)])
-    return f"{job.name} failed: {job.log}{why}" if code else None
+    return f"{job.name} failed: {job.log}{why or _last_error(job.log)}" if code else None
+
+
+def _last_error(log: Path) -> str:
+    """Return the line of a log that says why a process ended, or nothing."""
+    lines = log.read_text(errors="replace")[-10_000:].splitlines()
+    # Details are indented; Hydra's hint comes after the error.
+    said = [line for line in lines if line[:1].strip() and "HYDRA_FULL_ERROR" not in line]
+    return f" ({said[-1][:300]})" if said else ""
 
 
 def _describe_machine() -> str:

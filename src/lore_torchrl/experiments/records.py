@@ -233,8 +233,8 @@ def read_wandb(
 
     Raises:
         ImportError: If W&B is not installed.
-        ValueError: If the project has no finished run, or two have one name and seed but
-            different curves.
+        ValueError: If nobody is logged in, the project has no finished run, or two have one
+            name and seed but different curves.
     """
     if runs is None:
         try:
@@ -243,7 +243,10 @@ def read_wandb(
             raise ImportError(
                 "Reading W&B needs wandb: pip install 'lore-torchrl[wandb]'."
             ) from err
-        runs = wandb.Api().runs
+        try:
+            runs = wandb.Api().runs
+        except wandb.Error as err:
+            raise ValueError(f"W&B cannot be asked, log in by `wandb login` first: {err}") from err
     records, unnamed = [], []
     for run in runs(project):
         if run.state != "finished" or not set(run.config) >= _OURS:

@@ -103,6 +103,7 @@ class ProgramStore:
         """Return all programs, oldest first.
 
         Raises:
+            FileNotFoundError: If there is no such file.
             ValueError: If a line holds no program, or its code is not that of its ``code_id``.
         """
         return [_read_line(self.path, n, text) for n, text in enumerate(self._lines(), 1) if text]
@@ -111,7 +112,8 @@ class ProgramStore:
         """Return the accepted programs of a kind that were written for ``env`` or for any.
 
         Raises:
-            ValueError: As :meth:`read`, or if there is none.
+            FileNotFoundError: As :meth:`read`.
+            ValueError: As there, or if there is none.
         """
         fit = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
         # A program that was written again is kept once, as it was written first.
@@ -124,6 +126,11 @@ class ProgramStore:
         return found
 
     def _lines(self) -> list[str]:
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"{self.path}: there is no such file of programs. python examples/advise.py "
+                "program=... save=FILE makes one; lore.KIND.path=null takes the adapter's own."
+            )
         return self.path.read_text(encoding="utf-8").split("\n")
 
 

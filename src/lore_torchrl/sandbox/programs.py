@@ -27,6 +27,7 @@ class UsedProgram:
         columns: Where its features or subgoals stand; of progress its one column.
         retired: Why it no longer runs, ``None`` while it does.
         score: What its values have told of returns, ``None`` while unknown.
+        error: The last line of its last failure, empty without one.
         seen: Values and the return that followed, of the last 4,096 steps, which it is scored by.
         episodes: Episodes that were seen.
     """
@@ -36,6 +37,7 @@ class UsedProgram:
         self.names: list[str] | None = program.checks.get("names")
         self.retired: str | None = None
         self.score: float | None = program.checks.get("score")
+        self.error = ""
         self.run = self.failed = self.cached = 0
         self._results: OrderedDict[str, np.ndarray] = OrderedDict()
         self.seen: deque[tuple[np.ndarray, float]] = deque(maxlen=_STEPS)
@@ -60,7 +62,7 @@ class UsedProgram:
                     raise ProgramError("result", f"{len(result)} entries for {width} columns.")
         except ProgramError as error:
             self.failed += 1
-            torchrl_logger.debug(f"Program {self.program.code_id}: {error}")
+            self.error = str(error).strip().rsplit("\n", 1)[-1]
             return None
         values = self._results[key] = np.atleast_1d(np.asarray(result, dtype=np.float32))
         if len(self._results) > _KEPT:
@@ -160,7 +162,7 @@ class ProgramSet:
             if values is not None:
                 found[used] = values
             if used.retired is None and used.failed >= self.max_failures:
-                self.retire(used, f"{used.failed} failures")
+                self.retire(used, f"{used.failed} failures, the last: {used.error}")
         return found
 
     def observe(self, used: UsedProgram, block: int, episode_return: float) -> None:

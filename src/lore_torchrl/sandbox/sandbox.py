@@ -79,7 +79,9 @@ class Sandbox:
         self.limits = Limits() if limits is None else limits
         _monty()
 
-    def run(self, program: Program, view: Mapping[str, Any]) -> dict[str, float] | float:
+    def run(
+        self, program: Program, view: Mapping[str, Any]
+    ) -> dict[str, float] | dict[str, bool] | float:
         """Run a program on what is seen.
 
         Args:
@@ -88,7 +90,7 @@ class Sandbox:
 
         Returns:
             Of features their finite values by name, at most 1e4 in size, sorted by name; of
-            progress a number from 0 to 1; of subgoals 0 or 1 by name, sorted by name.
+            progress a number from 0 to 1; of subgoals true or false by name, sorted by name.
 
         Raises:
             ProgramError: If it fails, takes too much, or returns something else.
@@ -146,8 +148,10 @@ class Sandbox:
         # A name stands in prompts and logs, on one line.
         if not all(0 < len(name) <= 60 and name.isprintable() for name in value):
             raise ProgramError("result", f"A name in {call} needs 1 to 60 printable characters.")
-        if subgoals and not all(type(entry) is bool for entry in value.values()):
-            raise ProgramError("result", f"Every value of {call} must be True or False.")
+        if subgoals:
+            if not all(type(entry) is bool for entry in value.values()):
+                raise ProgramError("result", f"Every value of {call} must be True or False.")
+            return dict(sorted(value.items()))
         return {
             name: _number(value[name], f"feature {name!r}", -LARGEST, LARGEST)
             for name in sorted(value)
