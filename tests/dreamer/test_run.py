@@ -164,7 +164,7 @@ def test_resume_refuses_another_network(tmp_path):
     other = replace(
         config, resume=str(tmp_path / "run"), dreamer=replace(config.dreamer, hidden_dim=32)
     )
-    with pytest.raises(ValueError, match="dreamer.hidden_dim 16 there, 32 here"):
+    with pytest.raises(ValueError, match=r"dreamer\.hidden_dim 16 there, 32 here"):
         build_run(other, advisor=planner())
 
 
