@@ -185,3 +185,18 @@ class Describer(Protocol):
     def request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         """Return the full question; called only when the advisor will be asked."""
         ...
+
+
+def question_of(describer: Describer, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
+    """Return a describer's question, with the abstract state of the situation where it has one.
+
+    Raises:
+        TypeError: If its ``request()`` returns something else.
+    """
+    request = describer.request(row, observation)
+    if not isinstance(request, AdviceRequest):
+        name = type(describer).__name__
+        raise TypeError(f"{name}.request() must return an AdviceRequest, got {request!r}.")
+    if not hasattr(describer, "abstract_state"):
+        return request
+    return replace(request, abstract_state=describer.abstract_state(row, observation))

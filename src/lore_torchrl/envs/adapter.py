@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
-from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.base import AdviceRequest, Describer, question_of
 from lore_torchrl.advisors.scripted import Planner
 from lore_torchrl.envs.batch import close_env
 
@@ -199,11 +198,9 @@ def sample_request(
         raise ValueError(f"steps must not be negative, got {steps}.")
     describer = adapter.make_describer(memory=memory, image=image)
     *_, (seen, _, _) = _play(adapter, describer, None, steps=steps, seed=seed)
-    request = describer.request(0, seen)
+    request = question_of(describer, 0, seen)
     if image:
         check_picture(request, describer)
-    if hasattr(describer, "abstract_state"):
-        request = replace(request, abstract_state=describer.abstract_state(0, seen))
     return request
 
 

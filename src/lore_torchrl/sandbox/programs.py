@@ -212,5 +212,5 @@ class ProgramSet:
             state = dict(state_dict.get(used.program.code_id, {}))
             if state:
                 used.bandit.load_state_dict(state.pop("bandit"))
-                seen = [(np.array(v, dtype=np.float32), g) for v, g in state.pop("seen", ())]
+                seen = [(np.array(v, dtype=np.float32), g) for v, g in state.pop("seen")]
                 vars(used).update(state, seen=deque(seen, maxlen=_STEPS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ from torchrl.envs.transforms import (
 )
 
 from lore_torchrl import keys
-from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer
+from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer, question_of
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
@@ -369,10 +368,7 @@ class AdviceTransform(RowTransform):
         return key
 
     def _request(self, row: int, observation: Mapping[str, Any], key: str) -> AdviceRequest:
-        request = self.describer.request(row, observation)
-        if not isinstance(request, AdviceRequest):
-            name = type(self.describer).__name__
-            raise TypeError(f"{name}.request() must return an AdviceRequest, got {request!r}.")
+        request = question_of(self.describer, row, observation)
         if request.cache_key != key:
             raise ValueError(
                 f"The describer's request has another key, {request.cache_key!r}, than its "
@@ -381,9 +377,6 @@ class AdviceTransform(RowTransform):
         if len(request.actions) != self._n_actions:
             names = f"names {len(request.actions)} actions, the describer {self._n_actions}"
             raise ValueError(f"The describer's request {names}.")
-        if hasattr(self.describer, "abstract_state"):
-            state = self._key("abstract_state", row, observation)
-            request = replace(request, abstract_state=state)
         return request
 
 

@@ -152,7 +152,7 @@ class CrafterEnv(gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Make a new world, or keep one that no step was taken in: it takes a fifth of a second."""
+        """Make a new world, or keep one that no step was taken in."""
         super().reset(seed=seed)
         if seed is not None or self.steps or self._first is None:
             self.steps = 0
