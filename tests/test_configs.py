@@ -335,7 +335,7 @@ def test_every_method_stands_in_the_headline():
     assert sorted(headline) == sorted([f"method={name}"] for name in {*METHODS, "stock"})
     assert not compose("method=stock").lore.enabled
     alone = compose("method=advice_alone")
-    assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.advice
+    assert alone.dreamer.replay_ratio == 0.0 and alone.evaluation.actor == "mixture"
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])

@@ -219,7 +219,7 @@ def test_a_broken_advisor_costs_the_advice_and_not_the_run(tmp_path):
         assert torch.equal(value, expected[name]), name
 
 
-def test_the_advice_alone_is_evaluated_without_a_call(tmp_path):
+def test_the_mixture_is_evaluated_without_a_call(tmp_path):
     """Nothing is learned; the held-out episodes follow the answers that training has bought."""
     lore = LoReConfig(
         gate=GateConfig(kappa=1000.0, tau=-1.0, value_weight=0.0),
@@ -228,28 +228,34 @@ def test_the_advice_alone_is_evaluated_without_a_call(tmp_path):
         bandit=BanditConfig(enabled=False),
     )
     found = {}
-    for advice in (False, True):
+    for actor in ("policy", "mixture", "both"):
         config = tiny_config(
-            tmp_path / str(advice),
+            tmp_path / actor,
             env=EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=2, max_steps=20),
             dreamer=replace(DREAMER, replay_ratio=0.0),
-            evaluation=EvaluationConfig(interval=256, episodes=20, advice=advice),
+            evaluation=EvaluationConfig(interval=256, episodes=20, actor=actor),
             lore=lore,
         )
         _, rows = run_through(config)
-        found[advice] = {name: value for row in rows for name, value in row.items()}
-    alone, random = found[True], found[False]
-    assert alone["eval/success"] == 1.0 > random["eval/success"] + 0.3
-    assert alone["eval/length"] < 10
+        found[actor] = {name: value for row in rows for name, value in row.items()}
+    policy, mixture, both = found.values()
+    assert mixture["eval/success"] == 1.0 > policy["eval/success"] + 0.3
+    assert mixture["eval/length"] < 10
+    for name in ("success", "return", "length", "episodes"):
+        assert f"eval/advised/{name}" not in policy
+        assert both[f"eval/{name}"] == policy[f"eval/{name}"], name
+        for run in (mixture, both):
+            assert run[f"eval/advised/{name}"] == mixture[f"eval/{name}"], name
     for name in ("advice/calls", "advice/cache_hits", "train/success"):
-        assert alone[name] == random[name], name
+        assert mixture[name] == both[name] == policy[name], name
 
 
 def test_an_evaluation_with_advice_needs_lore(tmp_path):
-    with pytest.raises(ValueError, match=r"evaluation\.advice=True.*no advice"):
-        tiny_config(
-            tmp_path, lore=LoReConfig(enabled=False), evaluation=EvaluationConfig(advice=True)
-        )
+    for actor in ("mixture", "both"):
+        with pytest.raises(ValueError, match=rf"evaluation\.actor='{actor}'.*no advice"):
+            tiny_config(
+                tmp_path, lore=LoReConfig(enabled=False), evaluation=EvaluationConfig(actor=actor)
+            )
 
 
 def test_options_together(tmp_path):

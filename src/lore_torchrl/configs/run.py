@@ -126,15 +126,17 @@ class LoggerConfig(Settings, prefix="logger"):
 
 @dataclass
 class EvaluationConfig(Settings, prefix="evaluation"):
-    """Held-out evaluation, advisor off, on seeds that training never uses."""
+    """Held-out evaluation, without a call, on seeds that training never uses."""
 
     interval: int = setting(2500, "Environment steps between evaluations.", ge=1)
     episodes: int = setting(100, "Episodes, each of a held-out seed, always the same.", ge=1)
     deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
-    advice: bool = setting(
-        False,
-        "`true` evaluates the mixture of the policy and the answers cached so far, without a "
-        "call; `false` evaluates the policy alone.",
+    actor: str = setting(
+        "policy",
+        "Who plays: `policy`, without advice; `mixture`, of the policy and the answers cached so "
+        "far; `both`, in turn. What the mixture reaches is logged as `eval/advised/` too.",
+        was="advice",
+        among=("policy", "mixture", "both"),
     )
 
 
@@ -231,9 +233,9 @@ class TrainConfig(Settings):
         self.require(self.steps_per_batch % self.env.num_envs == 0, "steps_per_batch", rule)
         rule = f"it must be at least steps_per_batch={self.steps_per_batch}"
         self.require(self.total_steps >= self.steps_per_batch, "total_steps", rule)
-        usable = not self.evaluation.advice or self.lore.enabled
-        rule = "with lore.enabled=false there is no advice: set it to false"
-        self.evaluation.require(usable, "advice", rule)
+        usable = self.evaluation.actor == "policy" or self.lore.enabled
+        rule = "with lore.enabled=false there is no advice: set it to policy"
+        self.evaluation.require(usable, "actor", rule)
         per_stream = self.dreamer.buffer_size // self.env.num_envs
         least = self.dreamer.seq_len + 1
         rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from tensordict import NestedKey, TensorDict
@@ -31,9 +32,9 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Play the held-out episodes side by side and report the outcome.
 
-    They are played without advice, or with ``config.evaluation.advice`` by the mixture of the
-    policy and the answers that ``lore`` has cached. The features of ``programs`` are written, and
-    the reward is the environment's own.
+    As ``config.evaluation.actor`` says, the policy plays them, or its mixture with the answers
+    that ``lore`` has cached, or both in turn. The features of ``programs`` are written, and the
+    reward is the environment's own.
 
     They are the same whatever was played before, and training's random streams are left as
     they were. Once ``stopped``, which is read before each step, the evaluation is broken off.
@@ -41,8 +42,30 @@ def evaluate(
     Returns:
         ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, and what
         the adapter's ``summarize_episodes`` makes of its ``episode_keys`` at the last step of
-        each episode, ``[episodes, ...]``; ``None`` if it was broken off.
+        each episode, ``[episodes, ...]``, all once more as ``advised/...`` where the mixture
+        played; ``None`` if it was broken off.
     """
+    play = partial(_evaluate, config, adapter, agent, programs=programs, stopped=stopped)
+    actor = config.evaluation.actor
+    outcome = play(lore if actor == "mixture" else None)
+    if actor == "policy" or outcome is None:
+        return outcome
+    advised = outcome if actor == "mixture" else play(lore)
+    if advised is None:
+        return None
+    return outcome | {f"advised/{name}": value for name, value in advised.items()}
+
+
+def _evaluate(
+    config: TrainConfig,
+    adapter: EnvAdapter,
+    agent: DreamerAgent,
+    lore: LoRe | None,
+    *,
+    programs: Programs | None,
+    stopped: Callable[[], bool],
+) -> dict[str, float] | None:
+    """Play the held-out episodes once, with the cached answers of ``lore`` if there is one."""
     env = build_acting_env(
         config,
         adapter,
@@ -52,7 +75,7 @@ def evaluate(
         programs=programs,
     )
     policy = agent.policy()
-    if config.evaluation.advice:
+    if lore is not None:
         describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
         if programs is not None:
             describer = programs.name_subgoals(describer)

@@ -88,7 +88,8 @@ class Study:
         """What the metric is, for titles: ``eval/return`` is the held-out return."""
         if not self.metric.startswith("eval/"):
             return self.metric
-        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}"
+        advice = " with advice" if self.metric.startswith("eval/advised/") else ""
+        return f"held-out {self.metric.split('/')[-1].replace('_', ' ')}{advice}"
 
     @property
     def is_success(self) -> bool:
