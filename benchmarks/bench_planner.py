@@ -4,12 +4,15 @@ Run from the project's root::
 
     python benchmarks/bench_planner.py
     python benchmarks/bench_planner.py --checkpoint outputs/my_run/checkpoints
+    python benchmarks/bench_planner.py --rounds 0 --checkpoint outputs/my_run --episodes 100
 
 A policy step of the default agent with the planner, over one with gate and mixer alone, in turns.
 With ``--checkpoint`` the planner starts from replayed states of that run which have advice: the
 table is the mean imagined return of its sequences after each number of refits, and the share of
 states whose best first action is the answer's, for each seed, with as many sequences in each
-iteration.
+iteration. With ``--episodes`` that agent plays so many held-out episodes too: by its policy, by the
+mixture with its cached answers, and with the planner's advice in their place, started from each
+seed, always with as many sequences.
 """
 
 from __future__ import annotations
@@ -18,15 +21,21 @@ import argparse
 import json
 import random
 import tempfile
+import time
 from dataclasses import replace
 
 import torch
 
 from bench_overhead import VARIANTS, build, compare
 from lore_torchrl import keys
-from lore_torchrl.configs import PlannerConfig
-from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
+from lore_torchrl.configs import EvaluationConfig, PlannerConfig
+from lore_torchrl.dreamer.acting import adapter_of, build_acting, build_env_agent
+from lore_torchrl.dreamer.advice import close_service
+from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config
+from lore_torchrl.dreamer.evaluation import evaluate
+from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.dreamer.run import build_run
+from lore_torchrl.envs.batch import close_env
 from lore_torchrl.modules import LatentPlanner
 
 SEEDS = ("uniform", "policy", "advice")
@@ -82,6 +91,39 @@ def compare_seeds(checkpoint: str, rows: int, refits: int, settings: PlannerConf
     return len(advised), results
 
 
+def play_held_out(checkpoint: str, episodes: int, choices: dict[str, PlannerConfig | None]):
+    """Play the same held-out episodes by the policy, and by its mixture under each choice."""
+    path = find_checkpoint(checkpoint)
+    config = replace(load_config(path), record=None)
+    adapter = adapter_of(config.env)
+    agent = build_env_agent(config, adapter)
+    acting = build_acting(config, adapter, agent, num_envs=1, evaluation=True)
+    lore = acting.lore
+    learner = build_learner(config.dreamer, agent, lore=config.lore, lore_actor=lore.actor)
+    try:
+        checkpoint = RunCheckpoint(loss_module=learner.loss)
+        checkpoint.register("advice", lore.service)
+        checkpoint.load(path, map_location="cpu")
+
+        def play(actor: str) -> dict[str, float]:
+            config.evaluation = EvaluationConfig(episodes=episodes, actor=actor)
+            start = time.perf_counter()
+            found = evaluate(config, adapter, agent, lore, programs=acting.programs)
+            return {**found, "seconds": time.perf_counter() - start}
+
+        found = {"policy": play("policy")}
+        for name, settings in choices.items():
+            lore.actor.planner = None
+            if settings is not None:
+                kind = lore.actor.mixer.policy
+                lore.actor.planner = LatentPlanner(agent.world, agent.actor, kind, **vars(settings))
+            found[name] = play("mixture")
+        return found
+    finally:
+        close_service(lore.service, drain_s=0.0)
+        close_env(acting.env)
+
+
 def main() -> None:
     """Measure, print the tables and, with ``--json``, one line for machines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -93,6 +135,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["cem", "mppi"])
     parser.add_argument("--checkpoint", help="run whose world model is planned in")
     parser.add_argument("--rows", type=int, default=128, help="states that are planned from")
+    parser.add_argument("--episodes", type=int, default=0, help="held-out episodes to play")
     parser.add_argument("--refits", type=int, default=3)
     parser.add_argument("--samples", type=int, default=PlannerConfig().samples)
     parser.add_argument("--temperature", type=float, default=PlannerConfig().temperature)
@@ -120,6 +163,17 @@ def main() -> None:
             for seed, found in seeds.items():
                 scores = "  ".join(f"{score:.3f}" for score in found["scores"])
                 print(f"  {seed:8s} {scores}   first action is the answer's: {found['agrees']:.2f}")
+        if args.episodes:
+            choices = {"answers": None}
+            for method in args.methods:
+                shared = {"samples": args.samples, "temperature": args.temperature}
+                for seed in SEEDS:
+                    settings = PlannerConfig(method=method, seed=seed, **shared)
+                    choices[f"{method} from {seed}"] = settings
+            results["played"] = play_held_out(args.checkpoint, args.episodes, choices)
+            for name, r in results["played"].items():
+                outcome = f"success {r['success']:.2f}  return {r['return']:.2f}"
+                print(f"{name:20s} {outcome}  {r['length']:.0f} steps  {r['seconds']:.0f} s")
     if args.json:
         print(json.dumps(results))
 
