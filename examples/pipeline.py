@@ -76,8 +76,10 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     optimizer = torch.optim.Adam([p for p in loss.parameters() if p.requires_grad], lr=4e-4)
     target = SoftUpdate(value_loss, tau=0.02)
     losses: dict[str, float] = {}
-    returns = lore.returns() if with_lore else None
-    imitated = lore.imitation_sampler(replay, batch_size=8 * 16) if with_lore else None
+    if with_lore:
+        returns = lore.returns()  # Of finished episodes: they decide what is imitated.
+        imitated = lore.imitation_sampler(replay, batch_size=8 * 16)  # Steps of all of replay.
+    # [start:loop]
     for batch in collector:
         records = stream_records(batch, observed)
         if with_lore:
@@ -85,7 +87,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
             records = returns.prepare(records)
         where = replay.extend(records)
         if with_lore:
-            returns.write(replay, records, where)  # Returns decide what is imitated.
+            returns.write(replay, records, where)
         if not replay.can_sample():
             continue
         for _ in range(updates):
@@ -99,6 +101,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
             target.step()
             write_back_latents(replay, drawn, terms["replay_context"])
             losses = {k: v.item() for k, v in terms.items() if k.startswith("loss_")}
+    # [end:loop]
     collector.shutdown()
     losses["calls"] = float(lore.service.budget.spent) if with_lore else 0.0
     if with_lore:

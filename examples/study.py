@@ -4,13 +4,13 @@ Examples::
 
     python examples/study.py study=method experiments=[doorkey5x5,doorkey6x6] seeds=5
     python examples/study.py study=competence jobs=4
-    python examples/study.py study=ablation seeds=3 retry=true
+    python examples/study.py study=parts seeds=3 retry=true
 
 On a cluster each run is one cell of the grid, sent by a Hydra launcher; called again without
 ``cell``, it runs what is missing and writes the report. A cell that fails keeps none of the
 others from running::
 
-    python examples/study.py -m hydra/launcher=joblib study=method seeds=5 'cell=range(0,10)'
+    python examples/study.py -m hydra/launcher=joblib study=method seeds=5 'cell=range(0,15)'
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.experiments import run_study
 
 register_configs()
-# Not relative: ablate.py imports this file, and Hydra would look for a package then.
+# Not relative: where a test imports this file, Hydra would look for a package.
 CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 
 

@@ -122,11 +122,11 @@ def test_code_on_the_pages_compiles(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_that_a_page_shows_of_a_script_is_the_scripts(page):
     """``<!-- examples/x.py -->`` names a script, ``:lore`` the lines between two marks in it."""
-    shown = r"<!-- (examples/\w+\.py)(:lore)? -->\n```python\n(.*?)```"
+    shown = r"<!-- (examples/\w+\.py)(?::(\w+))? -->\n```python\n(.*?)```"
     for path, part, block in re.findall(shown, page.read_text(), re.DOTALL):
         code = (ROOT / path).read_text()
         if part:
-            code = code.split("# [start:lore]\n")[1].split("# [end:lore]")[0]
+            code = code.split(f"# [start:{part}]\n")[1].split(f"# [end:{part}]")[0]
             code = dedent(code).rstrip() + "\n"
         assert block == code, path
 

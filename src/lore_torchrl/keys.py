@@ -16,7 +16,7 @@ number of actions.
 | :data:`KL` | ``[*B, 1]`` | float32 | KL(mixed policy, policy) of the step, nats |
 | :data:`SOURCE` | ``[*B, 1]`` | int64 | who picked the action, see the ``SOURCE_*`` constants |
 | :data:`ACTION_VALUES` | ``[*B, A]`` | float32 | what one imagined step of each action is worth |
-| :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalised logits of the mixed policy |
+| :data:`MIX_LOGITS` | ``[*B, A]`` | float32 | normalized logits of the mixed policy |
 | :data:`MIX_LOC` | ``[*B, A]`` | float32 | location of the mixed policy, for continuous actions |
 | :data:`MIX_SCALE` | ``[*B, A]`` | float32 | its scale |
 | :data:`ACQUISITION` | ``[*B, 1]`` | float32 | weight that bought advice would add |

@@ -173,7 +173,7 @@ def test_scores_agree_with_torchrls_own(tokenizer):
 def test_length_normalisation_divides_by_the_tokens(tokenizer):
     model = make_model()
     (total,) = answers(LocalAdvisor(model, tokenizer=tokenizer), ask())
-    (mean,) = answers(LocalAdvisor(model, tokenizer=tokenizer, length_normalised=True), ask())
+    (mean,) = answers(LocalAdvisor(model, tokenizer=tokenizer, length_normalized=True), ask())
     counts = [len(tokenizer(f" {action}")["input_ids"]) for action in ACTIONS]
     assert len(set(counts)) > 1
     expected = [score / count for score, count in zip(total.logits, counts, strict=True)]
@@ -215,7 +215,7 @@ def test_answers_of_other_settings_have_another_prefix():
     settings = [
         {},
         {"prompt": "{description}!"},
-        {"length_normalised": True},
+        {"length_normalized": True},
         {"max_tokens": 60},
     ]
     advisors = [LocalAdvisor(model, tokenizer=tokenizer, **kwargs) for kwargs in settings]
@@ -330,7 +330,7 @@ def test_without_transformers_the_extra_is_named(tokenizer, monkeypatch):
         LocalAdvisor(model, tokenizer=tokenizer)
 
 
-def test_confidence_is_one_minus_the_normalised_entropy():
+def test_confidence_is_one_minus_the_normalized_entropy():
     assert decidedness([2.0] * 7) == 0 and decidedness([0.0]) == 1
     p = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     expected = 1 + (p * p.log()).sum().item() / math.log(3)

@@ -80,7 +80,7 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path, stock_run):
         assert torch.equal(value, expected[name]), name
     for stock_row, lore_row in zip(untimed(stock_rows), untimed(lore_rows), strict=True):
         for name, value in stock_row.items():
-            # LoRe logs the normalised logits, stock the raw ones: equal but for rounding.
+            # LoRe logs the normalized logits, stock the raw ones: equal but for rounding.
             expected = pytest.approx(value, rel=1e-5) if name.startswith("lore/") else value
             assert lore_row[name] == expected, name
 

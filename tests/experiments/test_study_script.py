@@ -1,4 +1,4 @@
-"""The study's script, as `ablate.py` and as Hydra's launchers start it."""
+"""The study's script, as a script and as Hydra's launchers start it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ K = len(ANCHORS)
 
 def dreamer_actor():
     actor = DreamerV3ContinuousActor(STATE + BELIEF, LOW, HIGH, depth=1, num_cells=16)
-    # The stock initialisation has all but one policy; make it have an opinion.
+    # The stock initialization has all but one policy; make it have an opinion.
     with torch.no_grad():
         for parameter in actor.parameters():
             if parameter.ndim == 2 and parameter.shape[0] == 2 * A:

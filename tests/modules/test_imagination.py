@@ -102,7 +102,7 @@ class TestMixture:
 
     @GAUSSIAN
     def test_of_a_gaussian_by_hand(self, make):
-        """Precisions add up, locations are weighed by them."""
+        """Precisions add up, locations are weighted by them."""
         actor, net, imagined, td = parts(make)
         policy, found = policies(actor, imagined, td)
         logits, confidence = net.advise(td["state"], td["belief"])
@@ -141,7 +141,7 @@ class TestMixture:
         "without", [{"beta_max": 0.0}, {"threshold": 1.0}, {"max_kl": 0.0}], ids=str
     )
     def test_without_weight_it_is_the_stock_actor(self, make, without):
-        """A Gaussian one bitwise; a categorical one's logits are normalised first."""
+        """A Gaussian one bitwise; a categorical one's logits are normalized first."""
         results = []
         for wrapped in (False, True):
             actor, _, imagined, td = parts(make, **without)

@@ -35,7 +35,7 @@ N = 3000
 
 def dreamer_actor():
     actor = DreamerV3DiscreteActor(STATE + BELIEF, A, depth=1, num_cells=16)
-    # The stock initialisation is all but uniform; make the policy have an opinion.
+    # The stock initialization is all but uniform; make the policy have an opinion.
     with torch.no_grad():
         actor[0].module(torch.zeros(1, STATE), torch.zeros(1, BELIEF))
         for parameter in actor.parameters():

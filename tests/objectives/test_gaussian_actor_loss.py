@@ -152,7 +152,7 @@ def distributions(agent, loss, td):
 
 
 def mean(td, values, share=None, *, weighted=True):
-    """Mean of the advised rows: of all alike, or weighed by their ``share``, at least 1 in all."""
+    """Mean of the advised rows: of all alike, or weighted by their ``share``, at least 1 in all."""
     keep = td["llm_mask"].squeeze(-1)
     if weighted:
         values = values * td["llm_confidence"].squeeze(-1)

@@ -83,7 +83,7 @@ def log_policy(agent, td):
 
 
 def average(td, values, share=None):
-    """Mean of the advised rows: of all alike, or weighed by their ``share``, at least 1 in all."""
+    """Mean of the advised rows: of all alike, or weighted by their ``share``, at least 1 in all."""
     keep = td["llm_mask"].squeeze(-1)
     if share is None:
         return values[keep].mean()

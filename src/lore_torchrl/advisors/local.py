@@ -35,7 +35,7 @@ class LocalAdvisor:
 
     The logit of action :math:`a` is the log-likelihood of its text after the prompt,
     :math:`\ell_a = \sum_i \log p(t_i \mid \text{prompt}, t_{<i})`, or its mean over the
-    tokens with ``length_normalised``. The confidence is one minus the normalized entropy
+    tokens with ``length_normalized``. The confidence is one minus the normalized entropy
     of :math:`\rho = \operatorname{softmax}(\ell)` over the actions,
     :math:`1 - H[\rho] / \log A`: 0 where the model finds all actions alike, 1 where it
     leaves no doubt. It says how decided the model is, not how often it is right.
@@ -56,7 +56,7 @@ class LocalAdvisor:
             Default: ``DEFAULT_PROMPT``, description, actions, and a question.
         chat: Whether the prompt goes through the tokenizer's chat template.
             Default: ``None``, if it has one.
-        length_normalised: Whether to divide by the number of the action's tokens, which
+        length_normalized: Whether to divide by the number of the action's tokens, which
             favors names of many tokens as the sum favors names of few.
             Default: ``False``.
         max_tokens: Longest prompt and action together, in tokens; never more than the
@@ -80,7 +80,7 @@ class LocalAdvisor:
         dtype: str | torch.dtype | None = None,
         prompt: str | None = None,
         chat: bool | None = None,
-        length_normalised: bool = False,
+        length_normalized: bool = False,
         max_tokens: int | None = None,
         max_sequences: int = 64,
     ) -> None:
@@ -105,7 +105,7 @@ class LocalAdvisor:
             )
         self.prompt = prompt
         self.chat = bool(template) if chat is None else chat
-        self.length_normalised = length_normalised
+        self.length_normalized = length_normalized
         self.max_sequences = max_sequences
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         limits = (max_tokens, positions, self.tokenizer.model_max_length)
@@ -121,7 +121,7 @@ class LocalAdvisor:
     def cache_prefix(self) -> str:
         """What tells this advisor's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype
-        parts = (self.prompt, self.chat, self.length_normalised, self.max_tokens)
+        parts = (self.prompt, self.chat, self.length_normalized, self.max_tokens)
         settings = "\0".join(map(str, (self.model_name, dtype, *parts)))
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
@@ -227,7 +227,7 @@ class LocalAdvisor:
         self, request: AdviceRequest, encoded: list[tuple[list[int], int]], scores: list[float]
     ) -> Advice | AdviceError:
         tokens = [len(sequence) - start for sequence, start in encoded]
-        if self.length_normalised:
+        if self.length_normalized:
             scores = [score / count for score, count in zip(scores, tokens, strict=True)]
         usage = Usage(prompt_tokens=sum(len(sequence) for sequence, _ in encoded))
         if not all(math.isfinite(score) for score in scores):

@@ -103,7 +103,7 @@ class LocalAdvisorConfig(Settings, prefix="advisor"):
         None, "Template with {description}, {mission}, {actions}; null is the default."
     )
     chat: bool | None = setting(None, "Whether to use the chat template; null: if there is one.")
-    length_normalised: bool = setting(False, "Divide an action's log-likelihood by its tokens.")
+    length_normalized: bool = setting(False, "Divide an action's log-likelihood by its tokens.")
     max_tokens: int | None = setting(
         None,
         "Longest prompt with action that is answered, in tokens; null: what the model reads.",

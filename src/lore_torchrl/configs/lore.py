@@ -36,7 +36,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
         None, "Money, in the currency of the advisor's prices; as above.", gt=0
     )
     calls_per_step: int = setting(
-        1, "Most calls in one step of all environments: the states of highest beta.", ge=1
+        1, "Most calls in one step of all environments: highest acquisition score first.", ge=1
     )
     cooldown: int = setting(0, "Steps between two calls.", ge=0)
     cooldown_after_success: int = setting(
@@ -71,7 +71,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
     )
     answers_averaged: int | None = setting(
         5,
-        "Answers averaged for an abstract state, to outvote a wrong one. null lets the latest "
+        "Answers averaged for an abstract state, to outweigh a wrong one. null lets the latest "
         "serve, and a state's own answer go before it.",
         gt=0,
         was="coarse_votes",
@@ -277,7 +277,7 @@ class ValueEnsembleConfig(DisagreementConfig, prefix="lore.value_ensemble"):
 
 @dataclass
 class PriorNetConfig(Settings, prefix="lore.prior_net"):
-    """Network that learns the advisor's answers: the fallback where none was bought."""
+    """Network that learns the advisor's answers: the fallback where the cache has none."""
 
     enabled: bool = setting(False, "Whether there is one.")
     depth: int = setting(2, "Hidden layers.", ge=1)
@@ -336,7 +336,7 @@ class PlannerConfig(Settings, prefix="lore.planner"):
     enabled: bool = setting(False, "Whether there is a planner.")
     method: str = setting(
         "mppi",
-        "`mppi`: the distribution is refitted to all sequences, weighed by softmax(score / "
+        "`mppi`: the distribution is refitted to all sequences, weighted by softmax(score / "
         "temperature); `cem`: to the elites, however little they are ahead.",
         among=("cem", "mppi"),
     )

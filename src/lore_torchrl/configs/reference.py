@@ -25,7 +25,8 @@ _HEAD = """# Configuration
 
 Every setting, with its default. Any of them can be set on the command line
 (`python examples/train.py lore.gate.beta_max=0.5`) or in a file of `configs/`, which hold only
-what differs from these defaults. `python -m lore_torchrl.configs.reference` writes this page.
+what differs from these defaults; `--cfg job` shows what a script uses.
+`python -m lore_torchrl.configs.reference` writes this page.
 """
 
 
@@ -63,7 +64,12 @@ def _shown(value: object) -> str:
     if value is None:
         return "`null`"
     if is_dataclass(value):
-        return "`scripted`"
+        changed = [
+            f"{part.name}={getattr(value, part.name)}"
+            for part in fields(value)
+            if getattr(value, part.name) != getattr(type(value)(), part.name)
+        ]
+        return f"`{' '.join(['scripted', *changed])}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if value == "???":

@@ -252,7 +252,9 @@ def _interval(
     statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 10_000
 ) -> str:
     value, low, high = bootstrap(statistic, *samples, draws=draws)
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    # One seed has no spread.
+    alone = min(sample.shape[-1] for sample in samples) == 1
+    return f"{value:.2f}" if alone else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _improvement(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> str:

@@ -48,7 +48,7 @@ class LoReActorLoss(LossModule):
     so that a critic's noise makes no gains. On states that carry advice, with weight
     :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
-    advised states, weighed by :math:`f` on steps that took the advice's first choice and by 0
+    advised states, weighted by :math:`f` on steps that took the advice's first choice and by 0
     on others (so what gained nothing is not learned), it adds
 
     .. math::
