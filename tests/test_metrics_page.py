@@ -18,6 +18,7 @@ from tiny_run import planner, tiny_config  # noqa: E402
 
 from lore_torchrl.configs import (  # noqa: E402
     CallsConfig,
+    EvaluationConfig,
     FeaturesConfig,
     GateConfig,
     LoggerConfig,
@@ -83,9 +84,9 @@ def logged(tmp_path_factory) -> set[str]:
         progress=ProgressConfig(enabled=True),
     )
     quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
-    return set(train(tiny_config(folder / "run", lore=lore, logger=quiet), advisor=planner())) - {
-        "step"
-    }
+    both = EvaluationConfig(interval=128, episodes=4, actor="both")
+    config = tiny_config(folder / "run", lore=lore, logger=quiet, evaluation=both)
+    return set(train(config, advisor=planner())) - {"step"}
 
 
 def test_every_metric_that_a_run_logs_stands_on_the_page(logged):

@@ -42,8 +42,8 @@ def evaluate(
     Returns:
         ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, and what
         the adapter's ``summarize_episodes`` makes of its ``episode_keys`` at the last step of
-        each episode, ``[episodes, ...]``, all once more as ``advised/...`` where the mixture
-        played; ``None`` if it was broken off.
+        each episode, ``[episodes, ...]``; where the mixture played, all of its own once more as
+        ``advised/...``, in the log ``eval/advised/...``; ``None`` if it was broken off.
     """
     play = partial(_evaluate, config, adapter, agent, programs=programs, stopped=stopped)
     actor = config.evaluation.actor
