@@ -29,13 +29,13 @@ import torch
 from bench_overhead import VARIANTS, build, compare
 from lore_torchrl import keys
 from lore_torchrl.configs import EvaluationConfig, PlannerConfig
-from lore_torchrl.dreamer.acting import adapter_of, build_acting, build_env_agent
+from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.advice import close_service
-from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config
+from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.evaluation import evaluate
-from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.dreamer.run import build_run
 from lore_torchrl.envs.batch import close_env
+from lore_torchrl.inspection.episodes import restore
 from lore_torchrl.modules import LatentPlanner
 
 SEEDS = ("uniform", "policy", "advice")
@@ -95,15 +95,12 @@ def play_held_out(checkpoint: str, episodes: int, choices: dict[str, PlannerConf
     """Play the same held-out episodes by the policy, and by its mixture under each choice."""
     path = find_checkpoint(checkpoint)
     config = replace(load_config(path), record=None)
+    # Nothing is asked, and a store that the run had is left alone.
+    config.lore.calls.mode, config.lore.calls.store = "blocking", None
     adapter = adapter_of(config.env)
-    agent = build_env_agent(config, adapter)
-    acting = build_acting(config, adapter, agent, num_envs=1, evaluation=True)
+    agent, acting = restore(config, adapter, path)
     lore = acting.lore
-    learner = build_learner(config.dreamer, agent, lore=config.lore, lore_actor=lore.actor)
     try:
-        checkpoint = RunCheckpoint(loss_module=learner.loss)
-        checkpoint.register("advice", lore.service)
-        checkpoint.load(path, map_location="cpu")
 
         def play(actor: str) -> dict[str, float]:
             config.evaluation = EvaluationConfig(episodes=episodes, actor=actor)

@@ -398,11 +398,6 @@ def test_the_benchmark_measures_every_part_that_is_off_by_default():
         assert not VARIANTS[name].prior_net.enabled
 
 
-@cache
-def most_envs() -> int:
-    return max(compose(f"experiment={name}").env.num_envs for name in experiments())
-
-
 def test_every_choice_of_every_group_composes():
     groups = ("env", "advisor", "lore", "dreamer", "logger")
     columns = (

@@ -1,4 +1,4 @@
-"""The study's script, as a script and as Hydra's launchers start it."""
+"""The study's script, started alone and by Hydra's launchers."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_a_study_that_fails_does_not_end_a_sweep_over_studies(start):
     assert start("-m", "study=method,parts") == [None, None]
 
 
-def test_a_study_that_another_script_starts_ends_with_what_failed(start):
+def test_a_study_that_fails_ends_with_what_failed(start):
     assert start("study=method") == [None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
     "success": (
-        ("eval/success", "held-out success, advisor off"),
+        ("eval/success", "held-out success"),
         ("train/success", "success in training"),
     ),
     "advice": (

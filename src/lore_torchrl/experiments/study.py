@@ -251,10 +251,11 @@ def _pooled(*tasks: np.ndarray) -> np.ndarray:
 def _interval(
     statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 10_000
 ) -> str:
+    if min(sample.shape[-1] for sample in samples) == 1:
+        # One seed has no spread.
+        return f"{statistic(*samples):.2f}"
     value, low, high = bootstrap(statistic, *samples, draws=draws)
-    # One seed has no spread.
-    alone = min(sample.shape[-1] for sample in samples) == 1
-    return f"{value:.2f}" if alone else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _improvement(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> str:

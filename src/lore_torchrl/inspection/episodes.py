@@ -142,7 +142,7 @@ def play(
     adapter = adapter_of(config.env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
-        agent, acting = _restore(config, adapter, path, advisor)
+        agent, acting = restore(config, adapter, path, advisor)
         try:
             if acting.service is not None:
                 acting.service.budget.total = acting.service.budget.spent + calls
@@ -157,9 +157,10 @@ def play(
     return Recording(path, steps_of(path), config.env.id, describer.actions, played)
 
 
-def _restore(
-    config: TrainConfig, adapter: EnvAdapter, path: Path, advisor: Advisor | None
+def restore(
+    config: TrainConfig, adapter: EnvAdapter, path: Path, advisor: Advisor | None = None
 ) -> tuple[DreamerAgent, Acting]:
+    """Return the agent of a checkpoint, and what it acts with in one held-out environment."""
     agent = build_env_agent(config, adapter)
     acting = build_acting(
         config, adapter, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
