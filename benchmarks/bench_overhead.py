@@ -192,9 +192,8 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def build(lore: LoReConfig | None, device: torch.device, envs: int):
+def build(lore: LoReConfig | None, device: torch.device, envs: int, dreamer: DreamerConfig):
     """Build an agent; return its update, its policy step and its acting mixture."""
-    dreamer = DreamerConfig()
     agent = build_agent(
         dreamer,
         observation_dim=OBSERVATION_DIM,
@@ -242,6 +241,11 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="also with LoReActor.compile_decision()"
     )
+    parser.add_argument(
+        "--eager",
+        action="store_true",
+        help="on CUDA, neither compile nor capture the update (by default it is both)",
+    )
     parser.add_argument("--operations", action="store_true", help="count those of an update alone")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -250,8 +254,11 @@ def main() -> None:
     random.seed(0)
     device = torch.device(args.device)
     sync = device.type == "cuda"
-    built = {"stock": build(None, device, args.envs)}
-    built |= {name: build(VARIANTS[name], device, args.envs) for name in args.variants}
+    dreamer = DreamerConfig(
+        **{"compile_train_step": False, "cudagraph": False} if args.eager else {}
+    )
+    configs = {"stock": None} | {name: VARIANTS[name] for name in args.variants}
+    built = {name: build(lore, device, args.envs, dreamer) for name, lore in configs.items()}
     updates = {name: update for name, (update, _, _) in built.items()}
     steps = {name: act for name, (_, act, _) in built.items()}
     if args.operations:

@@ -81,8 +81,8 @@ def align_temperature(
     target = (log_p.exp() * logits).sum()
     # Actions first: there a CPU is several times as fast.
     logits = logits.movedim(-1, 0).contiguous()
-    low = log_p.new_tensor(1.0 / maximum)
-    high = log_p.new_tensor(1.0 / minimum)
+    # Not new_tensor(), which copies from the host and waits for the device.
+    low, high = torch.full_like(target, 1.0 / maximum), torch.full_like(target, 1.0 / minimum)
     for _ in range(24):
         middle = (low + high) / 2
         expected = (torch.softmax(middle * logits, 0) * logits).sum()

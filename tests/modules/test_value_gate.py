@@ -175,6 +175,7 @@ def test_what_it_needs_is_named():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_a_gpu():
     agent = tiny_agent(device="cuda")
     out = actor_of(agent, TAU).cuda()(advised().cuda())

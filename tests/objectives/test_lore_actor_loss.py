@@ -418,6 +418,9 @@ EVERY_TERM = {
 }
 
 
+ON_DEVICE = {**EVERY_TERM, "imitation_weight": 1.0, "multiplier_lr": 1e-3, "multiplier_max": 1.0}
+
+
 def followed(td, rows=True):
     """Actions that are the advice's first choice in ``rows``, and its last elsewhere."""
     logits = td["llm_prior_logits"]
@@ -997,12 +1000,27 @@ def test_advice_terms_compile_without_a_graph_break():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_advice_terms_on_cuda_are_those_of_the_cpu_compiled_or_not():
+    agent = tiny_agent()
+    lore = build_agent_actor(lore_config(), agent)
+    loss = wrap(stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **ON_DEVICE).eval()
+    td = executed()
+    td["action"] = followed(td)
+    found = {"cpu": loss.advice_terms(td)}
+    loss = loss.cuda()
+    found["cuda"] = loss.advice_terms(td.to("cuda"))
+    found["compiled"] = torch.compile(loss.advice_terms, fullgraph=True)(td.to("cuda"))
+    for key, value in found["cpu"].items():
+        for where in ("cuda", "compiled"):
+            torch.testing.assert_close(found[where][key].cpu(), value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_advice_terms_never_wait_for_the_device():
     agent = tiny_agent(device="cuda")
     lore = build_agent_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
-    loss = wrap(
-        stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **{**EVERY_TERM, "multiplier_lr": 1e-3}
-    ).cuda()
+    loss = wrap(stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **ON_DEVICE).cuda()
     td = executed()
     td["action"] = followed(td)
     td = td.to("cuda")

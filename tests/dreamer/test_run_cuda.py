@@ -1,0 +1,72 @@
+"""Whole runs on a GPU, where the update is compiled and captured by default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_run import DREAMER, OFF, planner, tiny_config
+
+from lore_torchrl.configs import LoReConfig
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run import build_run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+EAGER = replace(DREAMER, compile_train_step=False, cudagraph=False)
+
+
+def run_through(config):
+    run = build_run(config, advisor=planner())
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    return run, read_metrics(config.output_dir)
+
+
+def parameters(run) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in run.learner.loss.named_parameters()}
+
+
+def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
+    stock, _ = run_through(
+        tiny_config(
+            tmp_path / "stock", device="cuda", dreamer=EAGER, lore=LoReConfig(enabled=False)
+        )
+    )
+    lore, _ = run_through(tiny_config(tmp_path / "lore", device="cuda", dreamer=EAGER, lore=OFF))
+    assert stock.replay_hook.updates > 20
+    expected = parameters(stock)
+    ours = {
+        name.replace("actor_loss.actor_loss", "actor_loss"): value
+        for name, value in parameters(lore).items()
+    }
+    assert set(expected) <= set(ours)
+    for name, value in expected.items():
+        assert value.is_cuda and torch.equal(value, ours[name]), name
+
+
+def test_train_and_resume_with_the_captured_update(tmp_path):
+    config = tiny_config(tmp_path / "run", device="cuda", checkpoint_interval=256)
+    first, rows = run_through(config)
+    assert first.replay_hook.updates > 20
+    longer = replace(config, total_steps=384, resume=str(tmp_path / "run"))
+    resumed = build_run(longer, advisor=planner())
+    expected = parameters(first)
+    for name, value in parameters(resumed).items():
+        assert torch.equal(value, expected[name]), name
+    try:
+        resumed.trainer.train()
+    finally:
+        resumed.close()
+    rows = read_metrics(config.output_dir)
+    losses = [value for row in rows for name, value in row.items() if name.startswith("loss/")]
+    assert losses and all(map(math.isfinite, losses))
+    assert max(row.get("advice/calls", 0) for row in rows) > 0
+    assert any(row.get("loss/lore_imitation") for row in rows)
+    assert [row["step"] for row in rows if "eval/success" in row] == [128, 256, 384]
