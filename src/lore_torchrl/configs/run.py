@@ -75,7 +75,7 @@ class DreamerConfig(Settings, prefix="dreamer"):
     learning_starts: int = setting(600, "Environment steps before the first update.", ge=0)
     buffer_size: int = setting(50_000, "Records in replay, all environments together.", ge=1)
 
-    lr: float = setting(4e-4, "Learning rate.", gt=0)
+    lr: float = setting(1.6e-3, "Learning rate.", gt=0)
     lr_warmup: int = setting(100, "Updates over which the learning rate grows from 0.", ge=0)
     adaptive_grad_clip: float = setting(0.3, "Largest gradient norm by parameter norm.", gt=0)
     optimizer_eps: float = setting(1e-20, "Epsilon of the optimizer.", gt=0)
