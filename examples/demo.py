@@ -3,7 +3,7 @@
 Two processes of one thread each; three to eleven minutes on two cores. The advisor is the
 embedded planner, limited to 98 calls. Usage::
 
-    python examples/demo.py [--steps 10000] [--seed 0] [--output outputs/demo]
+    python examples/demo.py [--steps 5000] [--seed 0] [--output outputs/demo]
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def report(folders: dict[str, Path]) -> None:
 def main() -> None:
     """Read the command line, and run alone in the folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--eval-interval", type=int, default=2_500)
+    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--eval-interval", type=int, default=1_250)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/demo"))
     args = parser.parse_args()
