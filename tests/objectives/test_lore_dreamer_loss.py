@@ -77,15 +77,11 @@ def gains_by_hand(loss, result, sample):
     assert value.abs().max() < 17
     span = (stock.return_high - stock.return_low).clamp_min(1.0)
     returns = returns_by_hand(value, sample)
-    taken, real = sample["action"].roll(-1, 1), sample.get(RETURN, returns)
-    if "llm_prior_logits" in sample["next"].keys():  # noqa: SIM118
-        first = taken.argmax(-1) == sample["next", "llm_prior_logits"].argmax(-1)
-        credited = (first & sample["next", "llm_mask"].squeeze(-1)).unsqueeze(-1)
-        returns = torch.where(credited, torch.maximum(returns, real), returns)
-    gain = (returns - value) / span
+    gain, real = (returns - value) / span, sample.get(RETURN, returns)
     counts = ((real - value) / span > 0.05) & (gain > 0)
     gains = torch.where(counts, gain.clamp(0, 1), 0.0).squeeze(-1)
     log_p = loss.actor_loss.actor_model.get_dist(context).logits.log_softmax(-1)
+    taken = sample["action"].roll(-1, 1)
     return gains, (log_p * taken).sum(-1)
 
 

@@ -43,8 +43,7 @@ class LoReActorLoss(LossModule):
             \frac{\sum_t f_t \min(\log \pi_{wm}(a_t | s_t), \log p_{max})}{\max(1, \sum_t f_t)}
 
     with :math:`p_{max} = 1` unless :class:`~lore_torchrl.replay.ImitationSampler` gives another,
-    :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, with the larger of lambda and
-    real return where :math:`a_t` was the advice's first choice, its scale the wrapped
+    :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
     loss's span of returns, and :math:`V` clipped to the range of real returns so far, 0 included,
     so that a critic's noise makes no gains. On states that carry advice, with weight
     :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
@@ -110,8 +109,7 @@ class LoReActorLoss(LossModule):
     states, for the imitation ``action`` ``[*B, A]``, what was executed there, and
     ``lore_return`` ``[*B, 1]``, what followed, NaN where it is not known; for the other terms
     ``llm_prior_logits`` ``[*B, A]``, ``llm_confidence`` ``[*B, 1]`` and ``llm_mask`` ``[*B, 1]``.
-    ``lore_lambda_return`` is taken for :math:`G` where it is there; with advice, the larger of it
-    and the real return where the step was the advice's first choice. :meth:`set_keys` renames
+    ``lore_lambda_return`` is taken for :math:`G` where it is there. :meth:`set_keys` renames
     the latent entries, and what the wrapped loss knows.
     """
 
@@ -348,21 +346,12 @@ class LoReActorLoss(LossModule):
         if not self.active:
             return TensorDict({}, []), None
         kind, terms, gains = self.mixer.policy, {}, None
-        policy = first = followed = None
+        policy = followed = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
         acting = policy
-        raw = read_advice(tensordict, self.mixer.action_mask)
-        if advice is None and raw is not None:
-            advice = AdviceBatch.clean(*raw)
-            if self.advised and self.prior_net is not None:
-                latent = (tensordict.get(key) for key in self.prior_net.in_keys)
-                advice = advice.completed(self.prior_net.fallback(*latent))
         if self.config.imitation_weight:
-            if advice is not None:
-                taken = kind.nearest(tensordict.get("action")).squeeze(-1)
-                first = advice.valid.squeeze(-1) & (taken == advice.prior_logits.argmax(-1))
-            gains = self._gains(tensordict, first)
+            gains = self._gains(tensordict)
             steps, weight = tensordict, gains
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
@@ -375,13 +364,21 @@ class LoReActorLoss(LossModule):
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()
+        raw = read_advice(tensordict, self.mixer.action_mask)
         if raw is not None:
             self.mixer.check_advice(acting, raw[0])
         if self.advised:
+            if advice is None:
+                advice = AdviceBatch.clean(*raw)
+                if self.prior_net is not None:
+                    latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+                    advice = advice.completed(self.prior_net.fallback(*latent))
             if advice.learned is not None:
                 terms["lore_learned"] = advice.learned.float().mean()
-            if first is not None:
-                followed = gains * first
+            if self.config.imitation_weight:
+                first = advice.prior_logits.argmax(-1, keepdim=True)
+                taken = kind.nearest(tensordict.get("action"))
+                followed = gains * (taken == first).squeeze(-1)
             terms |= self._advised_terms(tensordict, policy, advice, followed)
         if self.training:
             self.updates.add_(1)
@@ -429,8 +426,8 @@ class LoReActorLoss(LossModule):
         return self.mixer.policy.of(self.actor_model.get_dist(features))
 
     @torch.no_grad()
-    def _gains(self, tensordict: TensorDictBase, first: Tensor | None) -> Tensor:
-        """Return :math:`f` of each state, ``[*B]``; ``first`` where advice was followed."""
+    def _gains(self, tensordict: TensorDictBase) -> Tensor:
+        """Return :math:`f` of each state, ``[*B]``."""
         critic = self.value_model
         key = self.actor_loss.tensor_keys.value
         value = tensordict.get(key, None)
@@ -438,9 +435,6 @@ class LoReActorLoss(LossModule):
             value = critic(tensordict.select(*critic.in_keys)).get(key)
         real = tensordict.get(keys.RETURN).reshape(value.shape)
         returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
-        if first is not None:
-            credited = torch.maximum(returns, real)
-            returns = torch.where(first.reshape(value.shape), credited, returns)
         if self.training:
             least, greatest = torch.where(real.isfinite(), real, 0.0).aminmax()
             self.least_return.copy_(torch.minimum(self.least_return, least))
