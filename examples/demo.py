@@ -1,6 +1,6 @@
 """Train LoRe and stock DreamerV3 side by side on DoorKey-5x5 and compare them.
 
-Two processes of one thread each; three to eleven minutes on two cores. The advisor is the
+Two processes of one thread each; some three minutes on two cores. The advisor is the
 embedded planner, limited to 98 calls. Usage::
 
     python examples/demo.py [--steps 5000] [--seed 0] [--output outputs/demo]
