@@ -254,9 +254,8 @@ def main() -> None:
     random.seed(0)
     device = torch.device(args.device)
     sync = device.type == "cuda"
-    dreamer = DreamerConfig(
-        **{"compile_train_step": False, "cudagraph": False} if args.eager else {}
-    )
+    captured = False if args.eager else None
+    dreamer = DreamerConfig(compile_train_step=captured, cudagraph=captured)
     configs = {"stock": None} | {name: VARIANTS[name] for name in args.variants}
     built = {name: build(lore, device, args.envs, dreamer) for name, lore in configs.items()}
     updates = {name: update for name, (update, _, _) in built.items()}

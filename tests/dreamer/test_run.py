@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import COLUMNS, DREAMER, OFF, planner, tiny_config, untimed
+from tiny_run import COLUMNS, DREAMER, OFF, planner, run_through, tiny_config, untimed
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import (
@@ -45,15 +45,6 @@ def weights(run) -> dict[str, torch.Tensor]:
         for part, module in parts.items()
         for name, value in module.state_dict().items()
     }
-
-
-def run_through(config, advisor=None):
-    run = build_run(config, advisor=advisor or planner())
-    try:
-        run.trainer.train()
-    finally:
-        run.close()
-    return run, read_metrics(config.output_dir)
 
 
 @pytest.fixture(scope="module")

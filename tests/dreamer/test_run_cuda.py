@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import DREAMER, OFF, planner, tiny_config
+from tiny_run import DREAMER, OFF, planner, run_through, tiny_config
 
 from lore_torchrl.configs import LoReConfig
 from lore_torchrl.dreamer.logging import read_metrics
@@ -18,15 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 EAGER = replace(DREAMER, compile_train_step=False, cudagraph=False)
-
-
-def run_through(config):
-    run = build_run(config, advisor=planner())
-    try:
-        run.trainer.train()
-    finally:
-        run.close()
-    return run, read_metrics(config.output_dir)
 
 
 def parameters(run) -> dict[str, torch.Tensor]:
@@ -53,7 +44,7 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
 
 def test_train_and_resume_with_the_captured_update(tmp_path):
     config = tiny_config(tmp_path / "run", device="cuda", checkpoint_interval=256)
-    first, rows = run_through(config)
+    first, _ = run_through(config)
     assert first.replay_hook.updates > 20
     longer = replace(config, total_steps=384, resume=str(tmp_path / "run"))
     resumed = build_run(longer, advisor=planner())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import planner, tiny_config
+from tiny_run import planner, run_through, tiny_config
 
 pytest.importorskip("httpx")
 
@@ -38,15 +38,6 @@ def chat(server: FaultServer, **kwargs) -> ChatAdvisor:
     return ChatAdvisor("m", base_url=server.url, server="vllm", **(settings | kwargs))
 
 
-def run_through(config, advisor):
-    run = build_run(config, advisor=advisor)
-    try:
-        run.trainer.train()
-    finally:
-        run.close()
-    return run
-
-
 def weights(run) -> list[torch.Tensor]:
     parts = (run.agent.world_model, run.agent.actor, run.agent.value)
     return [value.clone() for part in parts for value in part.state_dict().values()]
@@ -64,7 +55,7 @@ def accounts(run) -> dict[str, float]:
 def test_a_run_goes_on_through_a_mixture_of_faults(tmp_path, mode):
     lore = LoReConfig(calls=CallsConfig(budget=40, mode=mode, max_in_flight=4))
     with FaultServer(random_of=("fine",) * len(QUICK) + QUICK, seed=5) as server:
-        run = run_through(tiny_config(tmp_path / "run", lore=lore), chat(server))
+        run, _ = run_through(tiny_config(tmp_path / "run", lore=lore), chat(server))
     stats = accounts(run)
     assert run.trainer.collected_frames == 256
     assert 10 < stats["calls"] <= 40
@@ -85,12 +76,14 @@ def test_the_log_names_model_and_prompt(tmp_path, monkeypatch):
 def test_faults_for_ever_leave_stock(tmp_path):
     with FaultServer(random_of=QUICK, seed=6) as server:
         lore = LoReConfig(calls=CallsConfig(budget=40))
-        broken = run_through(tiny_config(tmp_path / "broken", lore=lore), chat(server))
+        broken, _ = run_through(tiny_config(tmp_path / "broken", lore=lore), chat(server))
     stats = accounts(broken)
     assert stats["answered"] == 0
     # All the calls that the pauses of one outage leave in so short a run.
     assert stats["failed"] == stats["calls"] >= 5
-    stock = run_through(tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)), planner())
+    stock, _ = run_through(
+        tiny_config(tmp_path / "stock", lore=LoReConfig(enabled=False)), planner()
+    )
     for ours, theirs in zip(weights(broken), weights(stock), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -106,7 +99,7 @@ def test_faulty_calls_in_a_run_of_the_demos_size(tmp_path):
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with FaultServer(random_of=("fine",) * len(FAULTS) + FAULTS, seed=7) as server:
-        run = run_through(config, chat(server, deadline_s=0.2))
+        run, _ = run_through(config, chat(server, deadline_s=0.2))
         did = dict(server.did)
     stats = accounts(run)
     assert run.trainer.collected_frames >= 10_000

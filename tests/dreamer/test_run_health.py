@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 
 import pytest
+import tiny_run
 import torch
-from tiny_run import planner, tiny_config
+from tiny_run import tiny_config
 
 from lore_torchrl.configs import HealthConfig, LoReConfig
-from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.run import build_run, train
 
 STOCK = LoReConfig(enabled=False)
 
 
 def run_through(config):
-    run = build_run(config, advisor=planner())
-    try:
-        run.trainer.train()
-    finally:
-        run.close()
-    return run, [row for row in read_metrics(config.output_dir) if "time/updates" in row]
+    run, rows = tiny_run.run_through(config)
+    return run, [row for row in rows if "time/updates" in row]
 
 
 def test_every_row_says_how_the_run_is(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import (
     BanditConfig,
@@ -18,6 +19,8 @@ from lore_torchrl.configs import (
     LossConfig,
     TrainConfig,
 )
+from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.run import build_run
 from lore_torchrl.envs.minigrid import MiniGridPlanner
 
 DREAMER = DreamerConfig(
@@ -70,10 +73,20 @@ def planner(seed: int = 0) -> ScriptedAdvisor:
     return ScriptedAdvisor(MiniGridPlanner(), seed=seed)
 
 
+def run_through(config: TrainConfig, advisor: Advisor | None = None):
+    """Train to the last step; return the run and its rows."""
+    run = build_run(config, advisor=advisor or planner())
+    try:
+        run.trainer.train()
+    finally:
+        run.close()
+    return run, read_metrics(config.output_dir)
+
+
 def untimed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Metric rows without what depends on the clock."""
     clock = ("time/elapsed_s", "time/steps_per_s", "advice/latency_p50_s", "advice/latency_p95_s")
     return [{name: value for name, value in row.items() if name not in clock} for row in rows]
 
 
-__all__ = ["DREAMER", "OFF", "asdict", "planner", "tiny_config", "untimed"]
+__all__ = ["DREAMER", "OFF", "asdict", "planner", "run_through", "tiny_config", "untimed"]
