@@ -319,6 +319,7 @@ class LoRe:
     def attach(self, loss: LoReActorLoss) -> None:
         """Take a loss over this gate and mixer for the checks of :meth:`observe` and the log."""
         self._loss = loss
+        loss.set_bandit(self.bandit)
 
     # ---- replay ----
 

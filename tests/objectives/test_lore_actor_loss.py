@@ -31,6 +31,7 @@ from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.functional import align_temperature
 from lore_torchrl.modules import (
@@ -209,6 +210,27 @@ class TestImitation:
         terms = loss.advice_terms(td)
         torch.testing.assert_close(terms["loss_lore_imitation"], expected)
         assert terms["lore_imitated"].item() == pytest.approx(4 / 12)
+
+    @BOTH
+    @pytest.mark.parametrize("took", [False, True])
+    @pytest.mark.parametrize(("p", "trust"), [(0.05, 0.0), (0.5, 0.0), (0.8, 0.6), (0.95, 0.9)])
+    def test_followed_advice_is_credited_as_the_bandit_trusts_it(self, kind, took, p, trust):
+        agent, td = agent_for(kind), executed()
+        td["action"] = followed(td, took)
+        td["lore_lambda_return"] = td["lore_return"]
+        td["lore_return"] = 2.0 + REAL.unsqueeze(-1)
+        loss = lore_loss(agent, kind=kind, imitation_weight=0.7, **IMITATION_ALONE)
+        bandit = AdviceBandit()
+        loss.set_bandit(bandit)
+        bandit.log_odds.fill_(p).logit_()
+        assert not any("bandit" in name for name in loss.state_dict())
+        more = torch.where(td["llm_mask"].squeeze(-1) & torch.tensor(took), trust, 0.0)
+        gains = GAINS + more * (REAL - GAINS).clamp(min=0).nan_to_num()
+        counts = (REAL > 0.05) & REAL.isfinite() & (gains > 0) & gains.isfinite()
+        weight = torch.where(counts, gains.clamp(0, 1), 0.0)
+        assert (weight > FILTERED).any() == (took and trust > 0)
+        expected = -0.7 * (weight * taken_log_prob(agent, td)).sum() / weight.sum()
+        torch.testing.assert_close(loss.advice_terms(td)["loss_lore_imitation"], expected)
 
     @pytest.mark.parametrize("real", [-3.0, 2.0, NAN])
     def test_what_the_critic_hopes_of_an_episode_that_failed_is_not_imitated(self, real):

@@ -14,6 +14,7 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
 from lore_torchrl.configs.lore import LossConfig
+from lore_torchrl.control.bandit import AdviceBandit
 from lore_torchrl.functional import masked_mean
 from lore_torchrl.modules.advice import AdviceBatch, read_advice
 from lore_torchrl.modules.ensembles import LatentDisagreement, ValueEnsemble
@@ -45,7 +46,14 @@ class LoReActorLoss(LossModule):
     with :math:`p_{max} = 1` unless :class:`~lore_torchrl.replay.ImitationSampler` gives another,
     :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
     loss's span of returns, and :math:`V` clipped to the range of real returns so far, 0 included,
-    so that a critic's noise makes no gains. On states that carry advice, with weight
+    so that a critic's noise makes no gains. Where the step was the advice's first choice, the
+    lambda return :math:`G_t` is raised by the share of the bandit's trust, with its probability
+    :math:`p` (:meth:`set_bandit`), towards a real return :math:`R_t` above it:
+
+    .. math::
+        G_t \leftarrow G_t + \max(0, 2 p - 1) \max(0, R_t - G_t)
+
+    On states that carry advice, with weight
     :math:`w = \mathrm{sg}(c\,m\,\beta / \beta_{\max})`, prior
     :math:`\rho = \mathrm{softmax}(\ell_{llm}/T)` and :math:`\langle\cdot\rangle` the mean over
     advised states, weighted by :math:`f` on steps that took the advice's first choice and by 0
@@ -192,6 +200,7 @@ class LoReActorLoss(LossModule):
         self.value_ensemble = value_ensemble
         self.dyna_weight = dyna_weight
         self.subgoal_head = subgoal_head
+        self.__dict__["_bandit"] = None
         # Of the states that imagination begins in, [N, G]: set by the composed loss.
         self.subgoal: Tensor | None = None
         # Whether a composed loss hands over the advice, which the input then lacks.
@@ -204,6 +213,13 @@ class LoReActorLoss(LossModule):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         for name in ("least_return", "greatest_return"):
             self.register_buffer(name, torch.zeros(()))
+
+    def set_bandit(self, bandit: AdviceBandit | None) -> None:
+        """Take the bandit that lets advice act: followed advice is credited as it trusts it.
+
+        It is no part of this module or of its state. ``None``, the default, credits nothing.
+        """
+        self.__dict__["_bandit"] = bandit
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.
     @property
@@ -346,12 +362,22 @@ class LoReActorLoss(LossModule):
         if not self.active:
             return TensorDict({}, []), None
         kind, terms, gains = self.mixer.policy, {}, None
-        policy = followed = None
+        policy = first = None
         if self.advised or stored is None:
             policy = self._policy(tensordict)
         acting = policy
+        raw = read_advice(tensordict, self.mixer.action_mask)
+        if advice is None and raw is not None:
+            advice = AdviceBatch.clean(*raw)
+            if self.advised and self.prior_net is not None:
+                latent = (tensordict.get(key) for key in self.prior_net.in_keys)
+                advice = advice.completed(self.prior_net.fallback(*latent))
         if self.config.imitation_weight:
-            gains = self._gains(tensordict)
+            if advice is not None:
+                taken = kind.nearest(tensordict.get("action"))
+                first = taken == advice.prior_logits.argmax(-1, keepdim=True)
+                first = (first & advice.valid).squeeze(-1)
+            gains = self._gains(tensordict, first)
             steps, weight = tensordict, gains
             if stored is not None:
                 steps, acting = stored, self._policy(stored)
@@ -364,21 +390,12 @@ class LoReActorLoss(LossModule):
             imitated = _weighted_mean(log_prob, weight)
             terms["loss_lore_imitation"] = -self.config.imitation_weight * imitated
             terms["lore_imitated"] = (gains > 0).float().mean()
-        raw = read_advice(tensordict, self.mixer.action_mask)
         if raw is not None:
             self.mixer.check_advice(acting, raw[0])
         if self.advised:
-            if advice is None:
-                advice = AdviceBatch.clean(*raw)
-                if self.prior_net is not None:
-                    latent = (tensordict.get(key) for key in self.prior_net.in_keys)
-                    advice = advice.completed(self.prior_net.fallback(*latent))
             if advice.learned is not None:
                 terms["lore_learned"] = advice.learned.float().mean()
-            if self.config.imitation_weight:
-                first = advice.prior_logits.argmax(-1, keepdim=True)
-                taken = kind.nearest(tensordict.get("action"))
-                followed = gains * (taken == first).squeeze(-1)
+            followed = None if first is None else gains * first
             terms |= self._advised_terms(tensordict, policy, advice, followed)
         if self.training:
             self.updates.add_(1)
@@ -426,8 +443,8 @@ class LoReActorLoss(LossModule):
         return self.mixer.policy.of(self.actor_model.get_dist(features))
 
     @torch.no_grad()
-    def _gains(self, tensordict: TensorDictBase) -> Tensor:
-        """Return :math:`f` of each state, ``[*B]``."""
+    def _gains(self, tensordict: TensorDictBase, first: Tensor | None) -> Tensor:
+        """Return :math:`f` of each state, ``[*B]``; ``first`` where the advice was followed."""
         critic = self.value_model
         key = self.actor_loss.tensor_keys.value
         value = tensordict.get(key, None)
@@ -435,6 +452,10 @@ class LoReActorLoss(LossModule):
             value = critic(tensordict.select(*critic.in_keys)).get(key)
         real = tensordict.get(keys.RETURN).reshape(value.shape)
         returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
+        if first is not None and self._bandit is not None:
+            trust = (2.0 * self._bandit.probability() - 1.0).clamp(min=0.0)
+            more = (real - returns).clamp(min=0.0) * first.reshape(value.shape)
+            returns = returns + trust * more.nan_to_num()
         if self.training:
             least, greatest = torch.where(real.isfinite(), real, 0.0).aminmax()
             self.least_return.copy_(torch.minimum(self.least_return, least))
