@@ -1010,14 +1010,25 @@ class TestBadArguments:
 def test_advice_terms_compile_without_a_graph_break():
     settings = {"imitation_weight": 3.0, "bonus_weight": 0.1, "multiplier_init": 0.5, "delta": 0.0}
     loss = tiny_learner(lore_config(temperature={"rate": 0.1}, **settings)).loss.actor_loss
+    bandit = AdviceBandit()
+    loss.set_bandit(bandit)
     state = {name: value.clone() for name, value in loss.state_dict().items()}
-    expected = loss.advice_terms(latents())
-    assert expected["loss_lore_imitation"] > 0
-    loss.load_state_dict(state)
     compiled = torch.compile(loss.advice_terms, fullgraph=True, backend="eager")
-    found = compiled(latents())
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value)
+    td = executed()
+    td["action"] = followed(td)
+    td["lore_lambda_return"] = td["lore_return"]
+    td["lore_return"] = 2.0 + REAL.unsqueeze(-1)
+    imitated = set()
+    for p in (0.95, 0.05):  # which the compiled terms read anew
+        bandit.log_odds.fill_(p).logit_()
+        loss.load_state_dict(state)
+        expected = loss.advice_terms(td)
+        loss.load_state_dict(state)
+        found = compiled(td)
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value)
+        imitated.add(expected["loss_lore_imitation"].item())
+    assert len(imitated) == 2
 
 
 @pytest.mark.gpu
@@ -1043,6 +1054,7 @@ def test_advice_terms_never_wait_for_the_device():
     agent = tiny_agent(device="cuda")
     lore = build_agent_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
     loss = wrap(stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **ON_DEVICE).cuda()
+    loss.set_bandit(AdviceBandit().cuda())
     td = executed()
     td["action"] = followed(td)
     td = td.to("cuda")
