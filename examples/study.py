@@ -39,6 +39,10 @@ def main(config: DictConfig) -> None:
     hide_secrets(config)
     script = Path(__file__).resolve().parent / "train.py"
     study = OmegaConf.to_object(config)
+    known = {path.stem for path in Path(CONFIGS, "experiment").glob("*.yaml")}
+    unknown = sorted(set(study.experiments) - known)
+    if unknown and not any("searchpath" in word for word in study.overrides):
+        raise SystemExit(f"experiments={unknown} is unknown: choose from {sorted(known)}.")
     if study.references and not Path(study.references).exists():
         # The default one, from another folder.
         study.references = str(script.parent.parent / study.references)

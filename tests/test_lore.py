@@ -226,8 +226,12 @@ def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
         LoRe(actor=agent.actor, value=agent.value, advisor=None, describer=None)
     with pytest.raises(TypeError, match=r"must be a LoReConfig, got dict.*OmegaConf"):
         make(agent, {"calls": {"budget": 3}})
-    with make(agent, LoReConfig()) as lore, pytest.raises(KeyError, match="no state_dict"):
-        lore.load_state_dict({})
+    with make(agent, LoReConfig()) as lore:
+        saved = lore.state_dict()
+        for missing in (set(saved), {"bandit"}):
+            rest = {name: part for name, part in saved.items() if name not in missing}
+            with pytest.raises(KeyError, match=f"no .*{missing.copy().pop()}.*other parts on"):
+                lore.load_state_dict(rest)
 
 
 @pytest.mark.parametrize(

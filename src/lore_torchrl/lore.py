@@ -80,7 +80,7 @@ class LoRe:
     (:class:`~lore_torchrl.objectives.LoReActorLoss`). Imagination and losses keep the stock actor.
 
     Args:
-        config: Settings, by default those of the published results, which also use
+        config: Settings; ``examples/train.py`` has the same defaults, and also uses
             :meth:`returns` and :meth:`imitation_sampler`. Default: ``LoReConfig()``.
 
     Keyword Args:
@@ -444,9 +444,19 @@ class LoRe:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
-        if "service" not in state_dict:
-            raise KeyError(f"This is no state_dict() of a LoRe: it has {sorted(state_dict)}.")
+        """Go on where :meth:`state_dict` was taken.
+
+        Raises:
+            KeyError: If it lacks a part that is on here; nothing is loaded then.
+        """
+        parts = {"service", "gate", "observer"}
+        parts |= {name for name in ("bandit", "subgoals") if getattr(self, name) is not None}
+        if missing := sorted(parts - set(state_dict)):
+            raise KeyError(
+                f"This state_dict() has {sorted(state_dict)}, but no {', '.join(missing)}: it is "
+                "of no LoRe, or of one with other parts on. Build LoRe with the settings that it "
+                "was saved with."
+            )
         self.service.load_state_dict(state_dict["service"])
         self.actor.gate.load_state_dict(state_dict["gate"])
         if self.bandit is not None:

@@ -3,11 +3,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from lore_torchrl.advisors import scripted
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Advisor
-from lore_torchrl.advisors.errors import NotFiniteError
+from lore_torchrl.advisors.errors import MalformedError, NotFiniteError
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.envs.finance import MomentumPlanner
 
@@ -21,6 +23,34 @@ def planner(request):
 def chosen(advisor, count):
     answers = asyncio.run(advisor.advise([REQUEST] * count))
     return Counter(answer.logits.index(max(answer.logits)) for answer in answers)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_advice_takes_any_sequence_of_numbers(kind):
+    advice = Advice(kind([0.5, -1.0]), plan=kind([1, 0]), valid=kind([True, False]))
+    assert (advice.logits, advice.plan, advice.valid) == ((0.5, -1.0), (1, 0), (True, False))
+    assert [type(v) for v in (*advice.logits, *advice.plan, *advice.valid)] == (
+        [float] * 2 + [int] * 2 + [bool] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logits": (1j, 0.0)},
+        {"logits": 1.0},
+        {"logits": ()},
+        {"logits": (0.0, None)},
+        {"plan": (0.5,)},
+        {"plan": (2,)},
+        {"subgoal": 3},
+        {"valid": (True,)},
+        {"confidence": 2.0},
+    ],
+)
+def test_advice_of_other_things_is_malformed(wrong):
+    with pytest.raises(MalformedError, match=next(iter(wrong)).rstrip("s")):
+        Advice(**{"logits": (0.0, 1.0)} | wrong)
 
 
 def test_logits_and_confidence():

@@ -52,3 +52,10 @@ def test_a_study_that_fails_does_not_end_a_sweep_over_studies(start):
 
 def test_a_study_that_fails_ends_with_what_failed(start):
     assert start("study=method") == [None]
+
+
+def test_an_unknown_experiment_is_refused_before_any_run(start):
+    assert start("study=method", "experiments=[doorkey5x5,dorkey]") == []
+    # Where the user has configurations of their own.
+    own = "overrides=['hydra.searchpath=[file://own]']"
+    assert start("study=method", "experiments=[mine]", own) == [None]

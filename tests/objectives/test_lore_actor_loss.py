@@ -31,6 +31,7 @@ from torchrl.envs import ExplorationType
 from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss, DreamerV3ValueLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from lore_torchrl import LoReActorLoss
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.functional import align_temperature
@@ -429,6 +430,16 @@ class TestAdviceThatCannotBeRead:
         mixing = build_agent_actor(lore_config(), agent)
         with pytest.raises(TypeError, match=r"stock one.*got LoReActor"):
             wrap(stock_loss(replace(agent, actor=mixing)), **PAPER | {"multiplier_lr": 0.0})
+
+
+@pytest.mark.parametrize("wrong", [0.5, "bandit", torch.nn.Linear(1, 1)])
+def test_a_part_that_is_another_object_is_refused(wrong):
+    loss = lore_loss(tiny_agent())
+    with pytest.raises(TypeError, match="needs an AdviceBandit or None"):
+        loss.set_bandit(wrong)
+    for name in ("gate", "mixer"):
+        with pytest.raises(TypeError, match="gate and mixer must be the policy's own"):
+            LoReActorLoss(stock_loss(tiny_agent()), **{name: wrong})
 
 
 EVERY_TERM = {

@@ -177,6 +177,50 @@ class OtherActions(Describe):
         return AdviceRequest("Somewhere.", ("left",), self.cache_key(row, observation))
 
 
+class ReversedActions(Describe):
+    def request(self, row, observation):
+        return AdviceRequest("Somewhere.", self.actions[::-1], self.cache_key(row, observation))
+
+
+class FailsAt(Describe):
+    """Describes corridors 0 and 1, and fails at one observation of corridor 1."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.method = method
+
+    def _fail(self, method, observation):
+        if method == self.method and int(observation["observation"][0]) == 102:
+            raise ValueError("cannot read 102")
+
+    def observe(self, row, observation, action, *, reset):
+        self._fail("observe", observation)
+        super().observe(row, observation, action, reset=reset)
+
+    def cache_key(self, row, observation):
+        self._fail("cache_key", observation)
+        return super().cache_key(row, observation)
+
+    def abstract_state(self, row, observation):
+        self._fail("abstract_state", observation)
+        return self.cache_key(row, observation)
+
+    def request(self, row, observation):
+        self._fail("request", observation)
+        return AdviceRequest("Somewhere.", self.actions, self.cache_key(row, observation))
+
+
+@pytest.mark.parametrize("method", ["observe", "cache_key", "abstract_state", "request"])
+def test_a_describer_that_fails_later_costs_the_advice_of_that_step(method):
+    with make_service(calls_per_step=2) as service:
+        env = make_env(service, describer=FailsAt(method), require_key=None, lengths=(9, 9))
+        rollout = env.rollout(3, auto_reset=True)
+        masks = torch.cat([rollout["llm_mask"], rollout["next", "llm_mask"][:, -1:]], 1)[..., 0]
+        assert masks.tolist() == [[True] * 4, [True, True, False, True]]
+        assert service.errors == {"describer": 1}
+        assert service.budget.remaining == 993
+
+
 class NoRequest(Describe):
     def request(self, row, observation):
         return None
@@ -205,8 +249,9 @@ def test_bad_input_is_named():
         make_env(service, describer=TwoActions()).reset()
     with pytest.raises(ValueError, match="another key"):
         make_env(service, describer=OtherKey(), require_key=None).reset()
-    with pytest.raises(ValueError, match=r"names 1 actions, the describer 3"):
-        make_env(service, describer=OtherActions(), require_key=None).reset()
+    for describer in (OtherActions(), ReversedActions()):
+        with pytest.raises(ValueError, match="read as about other actions"):
+            make_env(service, describer=describer, require_key=None).reset()
     with pytest.raises(TypeError, match=r"NoRequest.request\(\) must return .*, got None"):
         make_env(service, describer=NoRequest(), require_key=None).reset()
     for key in (None, ("a", 1), 7):

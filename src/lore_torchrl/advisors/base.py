@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,7 +50,7 @@ class Advice:
 
     Args:
         logits: One finite number for each action, unnormalized, in the request's order; at
-            most 1e30 in size.
+            most 1e30 in size. A list, an array or a tensor will do.
         confidence: The advisor's own confidence, from 0 to 1. Default: ``1.0``.
         usage: What the answer cost. Default: nothing.
         raw: The answer as it came, for recordings and for people. Default: empty.
@@ -60,7 +61,8 @@ class Advice:
 
     Raises:
         AdviceError: If a logit is not such a number, there are none, the confidence lies outside
-            0 to 1, the plan names no action of these, or ``valid`` is not about these actions.
+            0 to 1, the plan names no action of these, ``valid`` is not about these actions, or
+            the subgoal is no text.
     """
 
     logits: tuple[float, ...]
@@ -72,6 +74,9 @@ class Advice:
     valid: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
+        self._convert("logits", float)
+        self._convert("plan", operator.index)
+        self._convert("valid", bool)
         if not self.logits:
             raise MalformedError("Advice needs at least one logit.")
         if not all(abs(value) <= _LARGEST_LOGIT for value in self.logits):
@@ -88,6 +93,16 @@ class Advice:
             )
         if len(self.valid) not in (0, count):
             raise MalformedError(f"Advice is valid for {len(self.valid)} actions of {count}.")
+        if not isinstance(self.subgoal, str):
+            raise MalformedError(f"An advice's subgoal must be text, got {self.subgoal!r}.")
+
+    def _convert(self, name: str, kind: Callable[[Any], Any]) -> None:
+        """Make a tuple of plain Python values of a list, an array or a tensor."""
+        values = getattr(self, name)
+        try:
+            object.__setattr__(self, name, tuple(map(kind, values)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise MalformedError(f"Advice with {name}={values!r}: {error}.") from error
 
     def extras(self) -> dict[str, Any]:
         """Return plan, subgoal and valid actions, as far as there are any, as JSON holds them."""

@@ -22,7 +22,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
     drain_s: float = setting(
         5.0, "Async: seconds that training waits at its end for answers.", ge=0, lt=math.inf
     )
-    timeout_s: float = setting(30.0, "Seconds that one question may take.", gt=0)
+    timeout_s: float = setting(30.0, "Seconds that one question may take.", gt=0, le=86_400)
     budget: int = setting(
         200,
         "Calls in the whole run, never exceeded. A resumed run forgets those since its last "
@@ -182,7 +182,9 @@ class TemperatureConfig(Settings, prefix="lore.temperature"):
 class MixerConfig(Settings, prefix="lore.mixer"):
     """How advice is added to the policy."""
 
-    max_kl: float = setting(1.0, "Bound on KL(mixed policy || policy), nats; .inf for none.", ge=0)
+    max_kl: float = setting(
+        1.0, "Bound on KL(mixed policy || policy), nats; inf for none (.inf in YAML).", ge=0
+    )
     mode: str = setting(
         "logit", "Whether logits or probabilities are mixed.", among=("logit", "probability")
     )

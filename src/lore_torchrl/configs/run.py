@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -51,14 +52,14 @@ class DreamerConfig(Settings, prefix="dreamer"):
     num_blocks: int = setting(8, "Blocks of its GRU, which must divide belief_dim.", ge=1)
     num_categoricals: int = setting(8, "Categorical variables of the stochastic state.", ge=1)
     num_classes: int = setting(8, "Classes of each.", ge=2)
-    encoder_layers: int = setting(2, "Hidden layers of the encoder.")
-    decoder_layers: int = setting(2, "Hidden layers of the decoder.")
-    dynamics_layers: int = setting(1, "Hidden layers of the dynamics.")
-    prior_layers: int = setting(1, "Hidden layers of the RSSM's prior.")
-    posterior_layers: int = setting(1, "Hidden layers of the RSSM's posterior.")
-    head_layers: int = setting(1, "Hidden layers of the reward and continuation heads.")
-    actor_layers: int = setting(2, "Hidden layers of the actor.")
-    value_layers: int = setting(2, "Hidden layers of the critic.")
+    encoder_layers: int = setting(2, "Hidden layers of the encoder.", ge=1)
+    decoder_layers: int = setting(2, "Hidden layers of the decoder.", ge=1)
+    dynamics_layers: int = setting(1, "Hidden layers of the dynamics.", ge=1)
+    prior_layers: int = setting(1, "Hidden layers of the RSSM's prior.", ge=1)
+    posterior_layers: int = setting(1, "Hidden layers of the RSSM's posterior.", ge=1)
+    head_layers: int = setting(1, "Hidden layers of the reward and continuation heads.", ge=1)
+    actor_layers: int = setting(2, "Hidden layers of the actor.", ge=1)
+    value_layers: int = setting(2, "Hidden layers of the critic.", ge=1)
     num_bins: int = setting(255, "Bins of the two-hot reward and value distributions.", ge=2)
     unimix: float = setting(0.01, "Share of uniform probability in every categorical.", ge=0, lt=1)
     norm_eps: float = setting(1e-4, "Epsilon of the RMS normalization.", gt=0)
@@ -69,9 +70,11 @@ class DreamerConfig(Settings, prefix="dreamer"):
     )
 
     batch_size: int = setting(16, "Sequences in a sample.", ge=1)
-    seq_len: int = setting(16, "Records in a sequence.", ge=1)
+    seq_len: int = setting(16, "Records in a sequence.", ge=2)
     imagination_horizon: int = setting(12, "Imagined steps.", ge=1)
-    replay_ratio: float = setting(32.0, "Records trained on for each environment step.", ge=0)
+    replay_ratio: float = setting(
+        32.0, "Records trained on for each environment step.", ge=0, lt=math.inf
+    )
     learning_starts: int = setting(600, "Environment steps before the first update.", ge=0)
     buffer_size: int = setting(50_000, "Records in replay, all environments together.", ge=1)
 
@@ -240,6 +243,9 @@ class TrainConfig(Settings):
         least = self.dreamer.seq_len + 1
         rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"
         self.dreamer.require(per_stream > least, "buffer_size", rule)
+        deadline = getattr(self.advisor, "deadline_s", 0.0)
+        rule = f"advisor.deadline_s={deadline} must lie below it, or retries are cut off"
+        self.lore.calls.require(deadline < self.lore.calls.timeout_s, "timeout_s", rule)
 
 
 def restore_config(saved: Mapping[str, Any]) -> TrainConfig:

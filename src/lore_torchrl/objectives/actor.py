@@ -161,6 +161,9 @@ class LoReActorLoss(LossModule):
         self.config = c = LossConfig() if config is None else config
         if not isinstance(c, LossConfig):
             raise TypeError(f"config must be a LossConfig, got {type(c).__name__}.")
+        for part, kind in ((gate, UncertaintyGate), (mixer, LogitMixer)):
+            if not isinstance(part, kind | None):
+                raise TypeError(f"gate and mixer must be the policy's own, got {part!r}.")
         self.constrained = c.multiplier_lr > 0 or c.multiplier_init > 0
         self.mixes = self.constrained or c.distillation_weight > 0
         if self.mixes and (gate is None or mixer is None):
@@ -218,7 +221,12 @@ class LoReActorLoss(LossModule):
         """Take the bandit that lets advice act: followed advice is credited as it trusts it.
 
         It is no part of this module or of its state. ``None``, the default, credits nothing.
+
+        Raises:
+            TypeError: If it is something else.
         """
+        if not (bandit is None or isinstance(bandit, AdviceBandit)):
+            raise TypeError(f"set_bandit() needs an AdviceBandit or None, got {bandit!r}.")
         self.__dict__["_bandit"] = bandit
 
     # What DreamerV3Loss and DreamerV3ValueLoss expect of an actor loss.

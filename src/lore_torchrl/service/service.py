@@ -278,7 +278,12 @@ class AdviceService:
         unique: dict[str, Query] = {}
         for query in queries:
             unique.setdefault(query.key, query)
-        questions = [(query, query.request()) for query in unique.values()]
+        questions = []
+        for query in unique.values():
+            try:
+                questions.append((query, query.request()))
+            except AdviceError as error:
+                self.count_error(error)
         places = self._free_places if self.mode == "async" else len(questions)
         if beyond := max(0, len(questions) - places):
             self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)
@@ -429,6 +434,10 @@ class AdviceService:
             # One line tells of an outage, whatever its calls failed of.
             with self._lock:
                 self.counters.logged.add(failure.kind)
+
+    def count_error(self, error: AdviceError) -> None:
+        """Count a question that could not be put, and warn of the first one of its kind."""
+        self._record(error.kind, str(error), 1)
 
     def _record(self, kind: str, message: str, count: int) -> None:
         with self._lock:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from torchrl.envs.transforms import (
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer, question_of
+from lore_torchrl.advisors.errors import AdviceError, error_of_kind
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
@@ -167,6 +169,8 @@ class AdviceTransform(RowTransform):
         self.plan_horizon = plan_horizon
         self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
+        # What the describer has described without a fault.
+        self._described: set[str] = set()
         service.cache.expect(self._n_actions)
         self._anchors = anchors_of(describer)
         self._begin(0)
@@ -314,32 +318,20 @@ class AdviceTransform(RowTransform):
         observations = observations_of(tensordict, self.in_keys)
         queries = []
         for row in rows:
-            observation = observations[row]
             action = None if actions is None else actions[row]
-            self.describer.observe(row, observation, action, reset=actions is None)
-            key = self._key("cache_key", row, observation)
-            before, self._rows.situations[row] = self._rows.situations[row], key
-            planned = None
-            if self.plan_horizon:
-                planned = self._planned(row, observation, action, changed=key != before)
-            no_op = (
+            useless = (
                 self.noop_filter
                 and self._armed
                 and actions is not None
-                and key == before
                 and action == preferred[row]
                 and signals.rewards[row] <= 0.0
             )
-            queries.append(
-                Query(
-                    key,
-                    partial(self._request, row, observation, key),
-                    row,
-                    self._key("abstract_state", row, observation) if self.abstract_states else None,
-                    action if no_op else None,
-                    planned,
-                )
-            )
+            try:
+                with self._describing("a step"):
+                    queries.append(self._query(row, observations[row], action, useless=useless))
+            except AdviceError as error:
+                self.service.count_error(error)
+                self._rows.forget(row)
         replies = self.service.step(queries, signals if self._armed else None)
         for query, reply in zip(queries, replies, strict=True):
             self._rows.put(query.row, reply)
@@ -349,6 +341,33 @@ class AdviceTransform(RowTransform):
             self._rows.untold_resets[:] = False
         for key in self.out_keys:
             put_rows(tensordict, key, self._rows.entries[key])
+
+    def _query(
+        self, row: int, observation: Mapping[str, Any], action: int | None, *, useless: bool
+    ) -> Query:
+        """Describe an observation; ``useless``: the action is no-op if nothing has changed."""
+        self.describer.observe(row, observation, action, reset=action is None)
+        key = self._key("cache_key", row, observation)
+        state = self._key("abstract_state", row, observation) if self.abstract_states else None
+        before, self._rows.situations[row] = self._rows.situations[row], key
+        planned = None
+        if self.plan_horizon:
+            planned = self._planned(row, observation, action, changed=key != before)
+        no_op = action if useless and key == before else None
+        return Query(key, partial(self._request, row, observation, key), row, state, no_op, planned)
+
+    @contextmanager
+    def _describing(self, what: str) -> Iterator[None]:
+        """Let a describer that fails on its first use end the run, later cost the advice."""
+        try:
+            yield
+        except Exception as error:
+            if what not in self._described:
+                raise
+            name = f"{type(self.describer).__name__} failed to describe {what}"
+            message = f"{name}: {type(error).__name__}: {error}"
+            raise error_of_kind("describer", message) from error
+        self._described.add(what)
 
     def _planned(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, changed: bool
@@ -368,15 +387,18 @@ class AdviceTransform(RowTransform):
         return key
 
     def _request(self, row: int, observation: Mapping[str, Any], key: str) -> AdviceRequest:
-        request = question_of(self.describer, row, observation)
-        if request.cache_key != key:
-            raise ValueError(
-                f"The describer's request has another key, {request.cache_key!r}, than its "
-                f"cache_key(), {key!r}: the answer would never be found again."
-            )
-        if len(request.actions) != self._n_actions:
-            names = f"names {len(request.actions)} actions, the describer {self._n_actions}"
-            raise ValueError(f"The describer's request {names}.")
+        with self._describing("a question"):
+            request = question_of(self.describer, row, observation)
+            if request.cache_key != key:
+                raise ValueError(
+                    f"The describer's request has another key, {request.cache_key!r}, than its "
+                    f"cache_key(), {key!r}: the answer would never be found again."
+                )
+            if tuple(request.actions) != tuple(self.describer.actions):
+                raise ValueError(
+                    f"The describer's request has the actions {request.actions}, the describer "
+                    f"{self.describer.actions}: an answer would be read as about other actions."
+                )
         return request
 
 
@@ -407,6 +429,12 @@ class _Rows:
         """Write that there is no advice."""
         for key, values in self.entries.items():
             values[rows] = -1 if key == keys.PLAN else key == keys.ACTION_MASK
+
+    def forget(self, row: int) -> None:
+        """Let the next observation of a row be compared with nothing before it."""
+        self.situations[row] = None
+        if self.plans:
+            self.plans[row].reset(())
 
     def preferred(self) -> list[int | None]:
         """Return the action that the advice of each row prefers, ``None`` without advice."""
