@@ -42,7 +42,10 @@ def main(config: DictConfig) -> None:
     known = {path.stem for path in Path(CONFIGS, "experiment").glob("*.yaml")}
     unknown = sorted(set(study.experiments) - known)
     if unknown and not any("searchpath" in word for word in study.overrides):
-        raise SystemExit(f"experiments={unknown} is unknown: choose from {sorted(known)}.")
+        raise SystemExit(
+            f"experiments={unknown} is unknown: choose from {sorted(known)}. For experiments of "
+            "your own name their folder, 'overrides=[\"hydra.searchpath=[file:///...]\"]'."
+        )
     if study.references and not Path(study.references).exists():
         # The default one, from another folder.
         study.references = str(script.parent.parent / study.references)

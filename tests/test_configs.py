@@ -91,6 +91,12 @@ ROOT = Path(__file__).resolve().parent.parent
             lambda: configs.TrainConfig(advisor=configs.ChatAdvisorConfig(deadline_s=30)),
             "lore.calls.timeout_s=30.0 is impossible: advisor.deadline_s=30 must lie below it",
         ),
+        (
+            lambda: configs.TrainConfig(
+                advisor=configs.StaleAdvisorConfig(advisor=configs.ChatAdvisorConfig(deadline_s=30))
+            ),
+            "advisor.deadline_s=30 must lie below it",
+        ),
         (lambda: configs.DreamerConfig(actor_layers=0), "actor_layers=0"),
         (lambda: configs.DreamerConfig(seq_len=1), "seq_len=1"),
         (lambda: configs.DreamerConfig(replay_ratio=float("inf")), "replay_ratio=inf"),

@@ -220,7 +220,7 @@ def test_advice_without_a_loss_is_told_of(env_and_agent, monkeypatch):
     assert len(told) == 1 and "nothing is learned from it" in told[0]
 
 
-def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
+def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent, monkeypatch):
     agent = env_and_agent[1]
     with pytest.raises(TypeError, match=r"NoneType.*LoReActorLoss\(actor_loss\)"):
         LoRe(actor=agent.actor, value=agent.value, advisor=None, describer=None)
@@ -232,6 +232,11 @@ def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent):
             rest = {name: part for name, part in saved.items() if name not in missing}
             with pytest.raises(KeyError, match=f"no .*{missing.copy().pop()}.*other parts on"):
                 lore.load_state_dict(rest)
+    told = []
+    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
+    with make(agent, LoReConfig(bandit=BanditConfig(enabled=False))) as lore:
+        lore.load_state_dict(saved)
+    assert len(told) == 1 and "bandit of the state_dict() is off here" in told[0]
 
 
 @pytest.mark.parametrize(

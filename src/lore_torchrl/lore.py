@@ -457,13 +457,17 @@ class LoRe:
                 "of no LoRe, or of one with other parts on. Build LoRe with the settings that it "
                 "was saved with."
             )
-        self.service.load_state_dict(state_dict["service"])
+        if unused := sorted(set(state_dict) - parts):
+            torchrl_logger.warning(
+                f"{', '.join(unused)} of the state_dict() is off here: left out."
+            )
         self.actor.gate.load_state_dict(state_dict["gate"])
         if self.bandit is not None:
             self.bandit.load_state_dict(state_dict["bandit"])
         if self.subgoals is not None:
             self.subgoals.load_state_dict(state_dict["subgoals"])
         self.observer.load_state_dict(state_dict["observer"])
+        self.service.load_state_dict(state_dict["service"])
 
     def close(self) -> None:
         """Release the advisor's thread and the store, within ``config.calls.drain_s`` + 2 s."""

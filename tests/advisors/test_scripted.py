@@ -46,6 +46,17 @@ def test_advice_takes_any_sequence_of_numbers(kind):
         {"subgoal": 3},
         {"valid": (True,)},
         {"confidence": 2.0},
+        {"confidence": "sure"},
+        {"confidence": None},
+        {"logits": "12"},
+        {"logits": {0: 1.0, 1: 2.0}},
+        {"logits": {1.0, 2.0}},
+        {"logits": (1.0, 2.0j)},
+        {"valid": ("yes", "")},
+        {"valid": (2, 0)},
+        {"subgoal": 3},
+        {"raw": None},
+        {"usage": 12},
     ],
 )
 def test_advice_of_other_things_is_malformed(wrong):

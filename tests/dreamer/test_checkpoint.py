@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from forging import seal_again
 from tiny_run import planner, tiny_config
 from torchrl.checkpoint import CheckpointError, CheckpointRotation
 
+from lore_torchrl.configs import TrainConfig
 from lore_torchrl.dreamer.checkpoint import (
     RunCheckpoint,
     find_checkpoint,
@@ -114,6 +116,13 @@ def test_a_damaged_one_is_named_and_the_one_before_is_offered(saved, damage, mes
 def test_a_checkpoint_of_another_program_is_no_run(tmp_path, held):
     path = CheckpointRotation(tmp_path, keep_last=1).save(RunCheckpoint(**held), step=1)
     with pytest.raises(CheckpointError, match="no checkpoint of lore_torchrl"):
+        load_config(path)
+
+
+def test_a_configuration_that_is_refused_today_is_told_from_no_run(tmp_path):
+    config = asdict(TrainConfig()) | {"total_steps": 0}
+    path = CheckpointRotation(tmp_path, keep_last=1).save(RunCheckpoint(config=config), step=1)
+    with pytest.raises(CheckpointError, match=r"version cannot use .* total_steps=0"):
         load_config(path)
 
 

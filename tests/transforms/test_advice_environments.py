@@ -25,6 +25,7 @@ from torchrl.envs import (
 from torchrl.envs.utils import check_env_specs
 
 from lore_torchrl.advisors.base import AdviceRequest
+from lore_torchrl.advisors.errors import NotFiniteError
 from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, Cooldown
 from lore_torchrl.transforms import AdviceTransform
 
@@ -216,9 +217,31 @@ def test_a_describer_that_fails_later_costs_the_advice_of_that_step(method):
         env = make_env(service, describer=FailsAt(method), require_key=None, lengths=(9, 9))
         rollout = env.rollout(3, auto_reset=True)
         masks = torch.cat([rollout["llm_mask"], rollout["next", "llm_mask"][:, -1:]], 1)[..., 0]
-        assert masks.tolist() == [[True] * 4, [True, True, False, True]]
+        # What was not observed is missing from the memory for the rest of the episode.
+        after = method != "observe"
+        assert masks.tolist() == [[True] * 4, [True, True, False, after]]
         assert service.errors == {"describer": 1}
-        assert service.budget.remaining == 993
+        assert service.budget.remaining == 994 - after
+
+
+def test_a_row_that_was_not_observed_has_advice_again_after_its_reset():
+    with make_service(calls_per_step=2) as service:
+        env = make_env(service, describer=FailsAt("observe"), require_key=None, lengths=(9, 5))
+        masks = env.rollout(8, auto_reset=True, break_when_any_done=False)["llm_mask"][1, :, 0]
+        assert masks.tolist() == [True, True, False, False, False, True, True, False]
+
+
+class Unable(Describe):
+    def cache_key(self, row, observation):
+        raise NotFiniteError("cannot read")
+
+
+def test_a_describer_that_fails_at_once_ends_the_run_whatever_it_raises():
+    with (
+        make_service() as service,
+        pytest.raises(RuntimeError, match=r"Unable failed.* cannot read"),
+    ):
+        make_env(service, describer=Unable(), require_key=None).reset()
 
 
 class NoRequest(Describe):

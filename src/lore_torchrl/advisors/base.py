@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,7 +62,7 @@ class Advice:
     Raises:
         AdviceError: If a logit is not such a number, there are none, the confidence lies outside
             0 to 1, the plan names no action of these, ``valid`` is not about these actions, or
-            the subgoal is no text.
+            something is of another type.
     """
 
     logits: tuple[float, ...]
@@ -76,7 +76,11 @@ class Advice:
     def __post_init__(self) -> None:
         self._convert("logits", float)
         self._convert("plan", operator.index)
-        self._convert("valid", bool)
+        self._convert("valid", _flag)
+        try:
+            object.__setattr__(self, "confidence", float(self.confidence))
+        except Exception as error:
+            raise MalformedError(f"Advice with confidence={self.confidence!r}: {error}.") from error
         if not self.logits:
             raise MalformedError("Advice needs at least one logit.")
         if not all(abs(value) <= _LARGEST_LOGIT for value in self.logits):
@@ -93,15 +97,20 @@ class Advice:
             )
         if len(self.valid) not in (0, count):
             raise MalformedError(f"Advice is valid for {len(self.valid)} actions of {count}.")
-        if not isinstance(self.subgoal, str):
-            raise MalformedError(f"An advice's subgoal must be text, got {self.subgoal!r}.")
+        for name, kind in (("subgoal", str), ("raw", str), ("usage", Usage)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise MalformedError(
+                    f"An advice's {name} must be a {kind.__name__}, got {value!r}."
+                )
 
     def _convert(self, name: str, kind: Callable[[Any], Any]) -> None:
         """Make a tuple of plain Python values of a list, an array or a tensor."""
         values = getattr(self, name)
         try:
+            if isinstance(values, str | bytes | Mapping | Set):
+                raise TypeError("not a list, an array or a tensor")
             object.__setattr__(self, name, tuple(map(kind, values)))
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:
             raise MalformedError(f"Advice with {name}={values!r}: {error}.") from error
 
     def extras(self) -> dict[str, Any]:
@@ -112,6 +121,12 @@ class Advice:
     def slim(self) -> Advice:
         """Return the same without the raw text, which may be megabytes, and the cost."""
         return replace(self, raw="", usage=Usage())
+
+
+def _flag(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return bool(value)
 
 
 def read_extras(values: Mapping[str, Any]) -> dict[str, Any]:

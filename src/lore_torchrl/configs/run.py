@@ -243,9 +243,16 @@ class TrainConfig(Settings):
         least = self.dreamer.seq_len + 1
         rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"
         self.dreamer.require(per_stream > least, "buffer_size", rule)
-        deadline = getattr(self.advisor, "deadline_s", 0.0)
+        deadline = _longest_deadline(self.advisor)
         rule = f"advisor.deadline_s={deadline} must lie below it, or retries are cut off"
         self.lore.calls.require(deadline < self.lore.calls.timeout_s, "timeout_s", rule)
+
+
+def _longest_deadline(advisor: Any) -> float:
+    """Return the longest ``deadline_s`` of an advisor's settings and of those that it wraps."""
+    wrapped = (getattr(advisor, name, None) for name in ("advisor", "before", "after"))
+    inner = [_longest_deadline(part) for part in wrapped if part is not None]
+    return max([getattr(advisor, "deadline_s", 0.0), *inner])
 
 
 def restore_config(saved: Mapping[str, Any]) -> TrainConfig:

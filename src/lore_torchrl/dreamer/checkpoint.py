@@ -222,9 +222,14 @@ def load_config(
         saved = RunCheckpoint(config={}).load(path, components={"config"}).values["config"]
         if not {"env", "dreamer", "total_steps"} <= set(saved):
             raise CheckpointError(foreign)
-        config = restore_config(saved)
     except (CheckpointError, *_UNREADABLE) as error:
         raise CheckpointError(f"{foreign} {error}") from error
+    try:
+        config = restore_config(saved)
+    except _UNREADABLE as error:
+        raise CheckpointError(
+            f"{path}: this version cannot use the configuration of its run: {error}"
+        ) from error
     for name, value in () if trust is None else _leaves(asdict(config)):
         if isinstance(value, str) and "${" in value:
             raise CheckpointError(f"{path}: {name}={value!r} would be resolved: it is refused.")

@@ -284,6 +284,7 @@ class AdviceService:
                 questions.append((query, query.request()))
             except AdviceError as error:
                 self.count_error(error)
+                self.policy.observe_result(ok=False, lasting=None)
         places = self._free_places if self.mode == "async" else len(questions)
         if beyond := max(0, len(questions) - places):
             self._record("in_flight", f"max_in_flight={self.max_in_flight} is reached", beyond)

@@ -318,6 +318,8 @@ class AdviceTransform(RowTransform):
         observations = observations_of(tensordict, self.in_keys)
         queries = []
         for row in rows:
+            if actions is not None and self._rows.blind[row]:
+                continue
             action = None if actions is None else actions[row]
             useless = (
                 self.noop_filter
@@ -346,7 +348,9 @@ class AdviceTransform(RowTransform):
         self, row: int, observation: Mapping[str, Any], action: int | None, *, useless: bool
     ) -> Query:
         """Describe an observation; ``useless``: the action is no-op if nothing has changed."""
+        self._rows.blind[row] = True
         self.describer.observe(row, observation, action, reset=action is None)
+        self._rows.blind[row] = False
         key = self._key("cache_key", row, observation)
         state = self._key("abstract_state", row, observation) if self.abstract_states else None
         before, self._rows.situations[row] = self._rows.situations[row], key
@@ -362,10 +366,12 @@ class AdviceTransform(RowTransform):
         try:
             yield
         except Exception as error:
-            if what not in self._described:
-                raise
             name = f"{type(self.describer).__name__} failed to describe {what}"
             message = f"{name}: {type(error).__name__}: {error}"
+            if what not in self._described:
+                if isinstance(error, AdviceError):  # which would cost the advice alone
+                    raise RuntimeError(message) from error
+                raise
             raise error_of_kind("describer", message) from error
         self._described.add(what)
 
@@ -418,6 +424,8 @@ class _Rows:
         # Resets that the call policy was not told of, since the transform was not armed.
         self.untold_resets = np.zeros(rows, dtype=bool)
         self.situations: list[str | None] = [None] * rows
+        # Rows whose describer failed to observe: what it remembers is wrong until their reset.
+        self.blind = np.zeros(rows, dtype=bool)
         # Of the step before, for the TD error.
         self.value = np.full(rows, np.nan)
         self.reward = np.zeros(rows)
