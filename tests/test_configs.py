@@ -356,11 +356,20 @@ def test_every_method_stands_in_the_headline():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
-@pytest.mark.parametrize("method", ["lore", "stock"])
+@pytest.mark.parametrize("method", ["lore", "stock_imitation"])
 def test_every_channel_goes_with_every_method(name, method):
     before = settings(f"method={method}")
     after = settings(f"method={method}", f"channel={name}")
     assert 0 < sum(after[path] != before[path] for path in after) <= 3
+
+
+@pytest.mark.parametrize("name", ["features", "progress", "subgoal", "planner"])
+def test_a_channel_without_lore_is_refused(name):
+    from omegaconf import OmegaConf
+
+    config = compose("method=stock", f"channel={name}")
+    with pytest.raises(ValueError, match=r"no channel works: use method=stock_imitation"):
+        OmegaConf.to_object(config)
 
 
 @pytest.mark.parametrize("study", ["headline", "frontier"])

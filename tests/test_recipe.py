@@ -12,6 +12,8 @@ import torchrl
 
 pytest.importorskip("hydra")
 
+from hydra import compose, initialize_config_dir
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "torchrl_recipe.py"
 RECIPE = Path(torchrl.__file__).parent.parent / "sota-implementations" / "dreamer_v3"
@@ -57,6 +59,13 @@ def test_the_recipe_runs(tmp_path, config, calls):
     else:
         assert told is None
     assert '"type": "train"' in metrics.read_text()
+
+
+@pytest.mark.parametrize("config", ["torchrl_recipe", "torchrl_recipe_minigrid"])
+def test_the_recipe_collects_whole_batches_as_it_is_configured(config):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        collector = compose(config).collector
+    assert collector.total_frames % collector.frames_per_batch == 0
 
 
 ADVICE = f"""

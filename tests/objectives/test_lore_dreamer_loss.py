@@ -24,6 +24,7 @@ from torchrl.objectives import DreamerV3Loss, DreamerV3ValueLoss
 
 from lore_torchrl import keys
 from lore_torchrl.configs import PriorNetConfig
+from lore_torchrl.control import AdviceBandit
 from lore_torchrl.objectives import LoReDreamerV3Loss
 
 NAN, INF = float("nan"), float("inf")
@@ -147,6 +148,12 @@ class TestEqualsStock:
         assert torch.equal(given["loss_lore_imitation"], without["loss_lore_imitation"])
         with pytest.raises(KeyError, match="llm_prior_logits"):
             forward(imitating(prior_weight=1.0), rewarded(mask=None))
+
+    def test_what_credits_followed_advice_must_be_told_of_it(self):
+        loss = imitating(imitation_weight=3.0, prior_weight=0.0, multiplier_lr=0.0)
+        loss.actor_loss.set_bandit(AdviceBandit())
+        with pytest.raises(KeyError, match=r"llm_prior_logits.*SelectTransform"):
+            forward(loss, rewarded(mask=None))
 
     def test_advice_changes_the_actor_only(self):
         stock, lore = tiny_learner(), tiny_learner(lore_config(delta=0.0, multiplier_init=0.5))

@@ -239,6 +239,10 @@ class TrainConfig(Settings):
         usable = self.evaluation.actor == "policy" or self.lore.enabled
         rule = "with lore.enabled=false there is no advice: set it to policy"
         self.evaluation.require(usable, "actor", rule)
+        for name in () if self.lore.enabled else ("features", "progress", "subgoal", "planner"):
+            part = getattr(self.lore, name)
+            rule = "with lore.enabled=false no channel works: use method=stock_imitation"
+            part.require(not part.enabled, "enabled", rule)
         per_stream = self.dreamer.buffer_size // self.env.num_envs
         least = self.dreamer.seq_len + 1
         rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"

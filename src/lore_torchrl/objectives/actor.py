@@ -258,6 +258,11 @@ class LoReActorLoss(LossModule):
         return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
+    def credits(self) -> bool:
+        """Whether followed advice is credited, which needs to know what was advised."""
+        return self.config.imitation_weight > 0 and self._bandit is not None
+
+    @property
     def active(self) -> bool:
         """Whether there is anything to compute on real states."""
         return self.config.imitation_weight > 0 or self.advised
@@ -301,7 +306,7 @@ class LoReActorLoss(LossModule):
         weighed = advice is not None or (self.active and not self.composed)
         if weighed:
             needed = ("action", keys.RETURN) if self.config.imitation_weight else ()
-            needed += (keys.PRIOR_LOGITS,) if self.advised else ()
+            needed += (keys.PRIOR_LOGITS,) if self.advised or self.credits else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
                 raise KeyError(

@@ -196,7 +196,8 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = context.select(self.tensor_keys.state, self.tensor_keys.belief)
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
-        needed = self.actor_loss.advised or self.actor_loss.prior_net is not None
+        loss = self.actor_loss
+        needed = loss.advised or loss.credits or loss.prior_net is not None
         for key in self._advice_keys:
             value = sample.get(("next", key), None)
             if value is None and not needed:
