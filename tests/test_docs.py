@@ -31,6 +31,14 @@ def test_the_site_builds_strictly(tmp_path):
         assert name in pipeline, "the scripts are included"
 
 
+def test_the_page_of_signatures_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "reference"))
+    import signatures
+
+    written = (ROOT / "docs" / "reference" / "README.md").read_text()
+    assert written == signatures.page(), signatures.__doc__
+
+
 @pytest.mark.parametrize("lore", [False, True])
 def test_the_pipeline_runs_before_and_after(lore, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
