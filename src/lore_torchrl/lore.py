@@ -204,9 +204,7 @@ class LoRe:
             self.observed_keys += (keys.ADVICE_ID, keys.FALLBACK)
         if c.subgoal.imagine:
             self.observed_keys += (keys.SUBGOAL, keys.REACHED)
-        self.observer = AdviceObserver(
-            self.bandit, exhausted=lambda: self.service.budget.remaining == 0
-        )
+        self.observer = AdviceObserver(self.bandit, exhausted=lambda: self.service.exhausted)
         # What observe() reads, and the replay under "next".
         self._read_keys: tuple[NestedKey, ...] = (keys.KL,)
         if self.bandit is not None:

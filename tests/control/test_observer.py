@@ -60,6 +60,18 @@ def test_an_episode_over_several_batches_is_one_segment():
     assert bandit.told[1:] == [(0, True, 7 + 8 - 1.0), (1, True, 36 - 4.0)]
 
 
+def test_what_a_reset_cut_off_counts_for_no_other_episode():
+    bandit = Told(segment_steps=None)
+    control = AdviceObserver(bandit)
+    control(batch(reward=1.0))
+    control(batch(reward=0.0, done=[(0, 3), (1, 3)]))
+    assert [earned for *_, earned in bandit.told] == [0.0, 0.0]
+    control(batch(reward=1.0))
+    control.load_state_dict(control.state_dict())
+    control(batch(reward=0.0, first_step=5, done=[(0, 0)]))
+    assert bandit.told[2:] == [(0, True, 0.0)]
+
+
 def test_a_segment_ends_in_the_middle_of_an_episode_and_with_it():
     bandit = Told(segment_steps=3)
     control = AdviceObserver(bandit)

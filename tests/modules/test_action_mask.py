@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from lore_torchrl import keys
 from lore_torchrl.configs import MixerConfig
 from lore_torchrl.dreamer.learner import build_agent_actor
+from lore_torchrl.functional import log_floor
 from lore_torchrl.modules import AdviceBatch, LogitMixer, TemperatureAligner
 from lore_torchrl.policies import CategoricalPolicy
 
@@ -48,6 +49,15 @@ def test_the_prior_of_an_invalid_action_is_zero_and_of_the_others_in_proportion(
     with_huge = AdviceBatch.clean(1e29 * raw[0], *raw[1:], actions)
     assert with_huge.prior_logits.isfinite().all()
     assert with_huge.prior_logits.argmax(-1).eq(kept.argmax(-1))[1:-1].all()
+
+
+@MODES
+def test_a_mask_of_what_the_policy_rules_out_alone_leaves_the_policy(mode):
+    log_p = log_floor(torch.tensor([[-INF, 0.0, -INF]]))
+    raw = torch.tensor([[3.0, 0.0, 1.0]]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    batch = AdviceBatch.clean(*raw, torch.tensor([[True, False, True]]))
+    found = LogitMixer(mode=mode, action_mask=True).mix(log_p, batch, torch.ones(1, 1)).policy
+    torch.testing.assert_close(found.exp(), torch.tensor([[0.0, 1.0, 0.0]]))
 
 
 @MODES

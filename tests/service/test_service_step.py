@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import nullcontext
 
 import pytest
 from questions import request, step
 
 from lore_torchrl.advisors.base import Advice
+from lore_torchrl.advisors.errors import FatalAdviceError, Usage
 from lore_torchrl.service import (
     AdviceCache,
     AdviceService,
@@ -112,6 +115,92 @@ def test_in_async_mode_the_known_advice_is_a_fallback_until_the_second_answer():
         service.advisor.held = False
         assert service.drain(5.0) == 0
         assert service.answers([2]) == {2: RIGHT}
+
+
+def test_a_bought_answer_beside_a_filtered_one_goes_before_a_plan():
+    with make_service(cache=AdviceCache(answers_averaged=3, averaging_visits=100)) as service:
+        step(service, "1", abstract_state="hall")
+        assert step(service, "1", abstract_state="hall", no_op=0) == [(2, RIGHT, False)]
+        (reply,) = step(service, "1", abstract_state="hall", planned=Advice((0.0, 2.0)))
+        assert reply.advice == RIGHT and service.stats()["plan_steps"] == 0
+
+
+def test_a_further_answer_is_no_answer_to_another_situation():
+    with make_service() as service:
+        for _ in range(2):
+            step(service, "room", abstract_state="hall")
+        assert service.lookup("room#2") is None
+        assert step(service, "room#2") == [(3, LEFT, False)]
+
+
+class OddError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("mode", ["blocking", "async"])
+@pytest.mark.parametrize(
+    ("answer", "errors"),
+    [
+        (Advice((0.0, 1.0), usage=Usage(None, "3", float("nan"))), {}),
+        (Advice((0.0, 1.0), usage=Usage(10**400, -2, float("inf"))), {}),
+        (OddError(), {"ValueError": 1}),
+    ],
+)
+def test_odd_costs_and_odd_errors_cost_the_advice_at_most(mode, answer, errors):
+    class Strange:
+        async def advise(self, requests):
+            if isinstance(answer, Exception):
+                raise answer
+            return [answer for _ in requests]
+
+    budget = CallBudget(9)
+    with AdviceService(Strange(), budget=budget, policy=CallPolicy(budget), mode=mode) as service:
+        step(service, "hall")
+        assert service.drain(5.0) == 0 and service.errors == errors
+        stats = service.stats()
+        assert all(abs(value) < 2**54 for value in stats.values())
+        assert stats["answered"] == (not errors) and budget.spent == 1
+
+
+class Panic(BaseException):
+    """As an extension in Rust raises it."""
+
+
+class Silent:
+    """Blocks the event loop, or ends in a way that is no Exception."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    async def advise(self, requests):
+        if self.error is not None:
+            raise self.error
+        time.sleep(5.0)
+
+
+def test_a_panic_costs_the_answer():
+    budget = CallBudget(9)
+    with AdviceService(Silent(Panic("no")), budget=budget, policy=CallPolicy(budget)) as service:
+        step(service, "hall")
+        assert service.errors == {"Panic": 1}
+
+
+def test_in_async_mode_the_next_steps_give_up_a_blocked_advisor_and_raise_what_is_fatal():
+    for advisor, fatal in ((Silent(FatalAdviceError("no")), True), (Silent(), False)):
+        budget = CallBudget(1)
+        service = AdviceService(
+            advisor, budget=budget, policy=CallPolicy(budget), mode="async", timeout_s=0.1
+        )
+        step(service, "hall")
+        end = time.monotonic() + 4.0
+        with pytest.raises(FatalAdviceError) if fatal else nullcontext():
+            while time.monotonic() < end and not service.errors:
+                step(service, "hall")
+                time.sleep(0.01)
+        assert fatal or service.errors == {"timeout": 1}
+        assert service.exhausted
+        service.close()
 
 
 def test_a_no_op_is_filtered_and_asked_about_again():

@@ -47,13 +47,14 @@ class AdviceObserver:
         following = batch.get("next")
         rows = keys.raw_reward(following), *(following.get(k) for k in ("done", "step_count"))
         reward, done, steps = (value.squeeze(-1).cpu() for value in rows)
-        ends = self.bandit.ends(done, steps)
+        ends, begins = self.bandit.ends(done, steps), steps == 1
         # Of the segment under way in each environment: return, length and divergence.
         steps = torch.stack((reward, torch.ones_like(reward), batch.get(keys.KL).squeeze(-1).cpu()))
         if self._running is None:
             self._running = torch.zeros(3, len(reward))
         sums = torch.zeros_like(steps)
         for step in range(reward.shape[1]):
+            self._running[:, begins[:, step]] = 0.0
             self._running += steps[..., step]
             sums[..., step] = self._running
             self._running[:, ends[:, step]] = 0.0
@@ -78,3 +79,4 @@ class AdviceObserver:
         """Restore the count."""
         self.served.fill_(state_dict["served"])
         self._renewed = state_dict["renewed"]
+        self._running = None

@@ -165,7 +165,9 @@ class CategoricalPolicy(PolicyKind):
             mixed = mixed + bounded_weight(tempered, weight, left) * tempered
         else:
             if excluded is not None:
-                tempered = tempered.masked_fill(excluded, -math.inf)
+                # Where nothing would be left, the advice keeps to what the policy can do.
+                nothing = (excluded | is_ruled_out(fixed)).all(-1, keepdim=True)
+                tempered = tempered.masked_fill(excluded & ~nothing, -math.inf)
             log_prior = self.as_policy(tempered, fixed)
             apart = categorical_kl(log_prior, fixed).unsqueeze(-1)
             share = torch.minimum(weight.clamp(max=1.0), max_kl / apart.clamp_min(1e-9))

@@ -199,6 +199,7 @@ class ProgramSet:
                 "failed": used.failed,
                 "retired": used.retired,
                 "score": used.score,
+                "names": used.names,
                 "bandit": used.bandit.state_dict(),
                 "episodes": used.episodes,
                 "seen": [(values.tolist(), following) for values, following in used.seen],

@@ -23,6 +23,8 @@ from lore_torchrl.service.store import (
 
 _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 _MAX_MESSAGE = 300
+# Before the number of a further answer to one situation: a character that no key has.
+_SLOT = "\x1f"
 _INSERT = """
     INSERT OR REPLACE INTO advice (prefix, key, answer, abstract_state) VALUES (?, ?, ?, ?)
 """
@@ -158,10 +160,11 @@ class AdviceCache:
             found = self._find(key, abstract_state)
             return None if found is None else self._advice(found, key, abstract_state)
 
-    def has_own(self, key: str) -> bool:
+    def has_own(self, key: str, abstract_state: str | None = None) -> bool:
         """Return whether an answer to exactly this situation serves."""
         with self._lock:
-            return self._serves(key, key)
+            found = self._serving(key, abstract_state)
+            return self._serves(key, key) or any(self._is_own(other, key) for other in found)
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
         """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.
@@ -221,7 +224,7 @@ class AdviceCache:
     @staticmethod
     def _is_own(found: str, key: str) -> bool:
         """Whether an entry is one of the answers to exactly this situation."""
-        return key in (found, found.rpartition("#")[0])
+        return key in (found, found.rpartition(_SLOT)[0])
 
     def _find(self, key: str, abstract_state: str | None) -> str | None:
         """Return the key of the entry that serves, if any."""
@@ -276,7 +279,7 @@ class AdviceCache:
             slot, number = key, 1
             while self.answers_averaged and abstract_state is not None and self._is_live(slot):
                 number += 1
-                slot = f"{key}#{number}"
+                slot = f"{key}{_SLOT}{number}"
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
             self._save({slot: entry})

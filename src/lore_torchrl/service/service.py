@@ -23,6 +23,7 @@ from lore_torchrl.advisors.errors import (
     Sending,
     StoppedError,
     Usage,
+    error_of_kind,
 )
 from lore_torchrl.advisors.recorded import RecordingAdvisor
 from lore_torchrl.advisors.redaction import shown
@@ -169,6 +170,12 @@ class AdviceService:
         """Failures so far, by kind."""
         return self.counters.errors
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more answers can come: the budget is spent, and no call is in flight."""
+        with self._lock:
+            return self.budget.remaining == 0 and not len(self._tickets)
+
     # ---- one vector step ----
 
     def step(self, queries: Sequence[Query], signals: StepSignals | None) -> list[Reply]:
@@ -181,6 +188,8 @@ class AdviceService:
             FatalAdviceError: If the advisor says that no run should go on.
         """
         armed = signals is not None
+        if armed:
+            self._check()
         self.cache.advance(signals.steps if armed else 0)
         replies: list[Reply] = []
         candidates: dict[int, int] = {}  # from a row to its query
@@ -243,7 +252,7 @@ class AdviceService:
     def _keep_planned(self, query: Query, reply: Reply) -> Reply:
         """Put a plan's step into the cache, unless the situation has an answer of its own."""
         key, state = self._keys(query)
-        if self.cache.is_no_op(key, query.planned) or self.cache.has_own(key):
+        if self.cache.is_no_op(key, query.planned) or self.cache.has_own(key, state):
             return reply
         with self._storing():
             self.cache.put(key, query.planned, abstract_state=state)
@@ -359,7 +368,7 @@ class AdviceService:
                         "`async def`."
                     )
                 return await answers
-        except (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit) as error:
+        except BaseException as error:
             # An exit raised inside a task would end the loop without waking the caller.
             return error
 
@@ -391,7 +400,12 @@ class AdviceService:
     @patience(_KEEP_WAIT_S)
     def _keep(self, tickets: Sequence[Ticket], result: Any) -> Outcome:
         """Put usable answers into the cache, their cost into the ledger."""
-        outcome = judge([ticket.request for ticket in tickets], result)
+        requests = [ticket.request for ticket in tickets]
+        try:
+            outcome = judge(requests, result)
+        except Exception as error:  # of a class of the advisor's, such as in its __str__
+            kind = type(error).__name__
+            outcome = judge(requests, error_of_kind(kind, "the answer cannot be read"))
         # First the answers: a kill in between forgets some tokens rather than paid advice.
         for ticket, result in zip(tickets, outcome.results, strict=True):
             if isinstance(result, Advice):

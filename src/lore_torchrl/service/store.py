@@ -171,7 +171,7 @@ class AdviceStore:
             connection = self._connections[use]
             _wait_until(connection, until)
             yield connection
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeError) as error:
             if _is_busy(error):
                 raise self._busy(error) from error
             raise StoreError(

@@ -109,7 +109,7 @@ class ProgressShaping(ProgramTransform):
                 shaping[row] = self._pay(row, after)
             self.episodes += int(dones[row])
         reward = tensordict.get(self.parent.reward_key)
-        tensordict.set(keys.RAW_REWARD, reward)
+        tensordict.set(keys.RAW_REWARD, reward.float())
         added = torch.from_numpy(shaping).view(reward.shape).to(reward.device)
         tensordict.set(self.parent.reward_key, reward + added)
 

@@ -114,7 +114,7 @@ class SubgoalBonus(RowTransform):
         self.steps += bonus.numel()
         reward = next_tensordict.get(key)
         if keys.RAW_REWARD not in next_tensordict:
-            next_tensordict.set(keys.RAW_REWARD, reward)
+            next_tensordict.set(keys.RAW_REWARD, reward.float())
         next_tensordict.set(key, reward + bonus.view(reward.shape).to(reward))
         advised = next_tensordict.get(keys.SUBGOAL)
         named = advised.any(-1, keepdim=True)
