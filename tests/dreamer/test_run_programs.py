@@ -84,6 +84,14 @@ def test_a_run_logs_raw_returns_and_is_repeated_bitwise(tmp_path):
     assert all(0 <= row.get("train/return", 0) <= 1 for row in rows[0])
 
 
+def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):
+    config, adapter = tiny_config(tmp_path, lore=BOTH), MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    first, second = (build_programs(config, adapter) for _ in range(2))
+    first.shaping.episodes, first.shaping.paid = 4, 2.0
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.stats()["progress/shaping_paid"] == 0.5
+
+
 def test_what_measures_an_agent_reads_the_raw_reward():
     steps = {"reward": -torch.ones(1, 2, 1), keys.RAW_REWARD: torch.ones(1, 2, 1)}
     steps |= {"done": torch.tensor([[[False], [True]]]), "success": torch.zeros(1, 2, 1).bool()}

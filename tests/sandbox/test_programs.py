@@ -80,6 +80,9 @@ def test_other_names_than_before_are_a_failure():
     programs = ProgramSet([Program("features", code)])
     assert programs.compute(programs.used, {"name": "a"})
     assert not programs.compute(programs.used, {"name": "b"})
+    again = ProgramSet([Program("features", code)])
+    again.load_state_dict(json.loads(json.dumps(programs.state_dict())))
+    assert not again.compute(again.used, {"name": "b"}), "nor after a resume"
 
 
 def test_the_program_that_tells_most_of_returns_comes_first():

@@ -82,12 +82,17 @@ class Programs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, retirements and bandits."""
-        return {name: programs.state_dict() for name, programs in self._sets().items()}
+        state = {name: programs.state_dict() for name, programs in self._sets().items()}
+        if self.shaping is not None:
+            state["shaping"] = [self.shaping.episodes, self.shaping.paid]
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         for name, programs in self._sets().items():
             programs.load_state_dict(state_dict[name])
+        if self.shaping is not None:
+            self.shaping.episodes, self.shaping.paid = state_dict.get("shaping", (0, 0.0))
 
 
 def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
