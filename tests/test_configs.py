@@ -356,7 +356,7 @@ def test_every_method_stands_in_the_headline():
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (ROOT / "configs/channel").glob("*")])
-@pytest.mark.parametrize("method", ["lore", "stock_imitation"])
+@pytest.mark.parametrize("method", ["lore", "stock_imitation", "stock"])
 def test_every_channel_goes_with_every_method(name, method):
     before = settings(f"method={method}")
     after = settings(f"method={method}", f"channel={name}")

@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Self
 
 from lore_torchrl.advisors.redaction import shown
+
+# Above any real count, and far from the end of SQLite's 64-bit integers.
+_MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,15 @@ class Usage:
     def tokens(self) -> int:
         """Tokens in all."""
         return self.prompt_tokens + self.completion_tokens
+
+    def counted(self) -> Usage:
+        """Return what counts of it: finite numbers of 0 or more, of tokens at most 2**53."""
+        values = (self.prompt_tokens, self.completion_tokens, self.cost)
+        read, written, cost = (
+            min(value, _MOST_TOKENS) if isinstance(value, int | float) and 0 <= value < inf else 0
+            for value in values
+        )
+        return Usage(int(read), int(written), float(cost))
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

@@ -18,9 +18,6 @@ from lore_torchrl.service.store import (
     patience,
 )
 
-# Above any real count, and far from the end of SQLite's 64-bit integers.
-_MOST_TOKENS = 2**53
-
 
 class BudgetExceededError(RuntimeError):
     """More was spent than the budget holds; nothing has been taken from it."""
@@ -202,13 +199,9 @@ class CallBudget:
 
         What the store cannot take now, by a :class:`StoreError`, it gets with the next change.
         """
-        tokens = sum(
-            int(min(n, _MOST_TOKENS)) if n > 0 else 0
-            for n in (usage.prompt_tokens, usage.completion_tokens)
-        )
-        cost = float(usage.cost) if math.isfinite(usage.cost) and usage.cost > 0 else 0.0
-        if tokens or cost:
-            self._owe(Spent(tokens=tokens, cost=cost))
+        usage = usage.counted()
+        if usage != Usage():
+            self._owe(Spent(tokens=usage.tokens, cost=usage.cost))
             self._change(lambda spent: Spent())
 
     def state_dict(self) -> dict[str, Any]:

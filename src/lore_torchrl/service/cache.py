@@ -23,7 +23,7 @@ from lore_torchrl.service.store import (
 
 _COUNTERS = ("hits", "shared_hits", "misses", "noops_filtered")
 _MAX_MESSAGE = 300
-# Before the number of a further answer to one situation: a character that no key has.
+# Before the number of a further answer to one situation: not printable, as no key needs it.
 _SLOT = "\x1f"
 _INSERT = """
     INSERT OR REPLACE INTO advice (prefix, key, answer, abstract_state) VALUES (?, ?, ?, ?)
@@ -163,8 +163,9 @@ class AdviceCache:
     def has_own(self, key: str, abstract_state: str | None = None) -> bool:
         """Return whether an answer to exactly this situation serves."""
         with self._lock:
-            found = self._serving(key, abstract_state)
-            return self._serves(key, key) or any(self._is_own(other, key) for other in found)
+            return self._serves(key, key) or any(
+                self._is_own(found, key) for found in self._serving(key, abstract_state)
+            )
 
     def wants(self, key: str, abstract_state: str | None = None, *, known: bool = False) -> bool:
         """Return whether a situation deserves a call; ``known`` if :meth:`get` has found advice.

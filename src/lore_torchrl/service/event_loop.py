@@ -37,6 +37,7 @@ class EventLoopThread:
         self._loop = runner.get_loop()
         self._loop.set_default_executor(_DaemonThreads())
         self._pid = os.getpid()
+        self._stopping = False
         self._thread = threading.Thread(
             target=_serve, args=(runner,), name="lore-advice", daemon=True
         )
@@ -56,7 +57,9 @@ class EventLoopThread:
         """Cancel what runs and end the thread; one that a coroutine blocks is left behind."""
         if not self.usable or self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self._stopping:  # a second stop would break off the runner's own shutdown
+            self._stopping = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         if wait and self._thread is not threading.current_thread():
             self._thread.join(timeout=1.0)
 

@@ -27,7 +27,6 @@ _LATENCIES = 1_000
 _MAX_KINDS = 64
 # Answered questions that are remembered; the cache keeps the answers in any case.
 _MAX_DONE = 1_024
-_MOST_USAGE = 2**53
 _COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded", "plan_steps")
 
 
@@ -69,15 +68,7 @@ def judge(requests: Sequence[AdviceRequest], result: Any) -> Outcome:
 
 def _usage(answer: Any) -> Usage:
     usage = getattr(answer, "usage", None)
-    if not isinstance(usage, Usage):
-        return Usage()
-    return Usage(*map(_counted, (usage.prompt_tokens, usage.completion_tokens, usage.cost)))
-
-
-def _counted(value: Any) -> int | float:
-    """Return a cost, as an advisor of any kind may state it, as a finite number of 0 or more."""
-    stated = isinstance(value, int | float) and 0 <= value < float("inf")
-    return min(value, _MOST_USAGE) if stated else 0
+    return usage.counted() if isinstance(usage, Usage) else Usage()
 
 
 def _result(request: AdviceRequest, answer: Any) -> Advice | AdviceError:

@@ -174,7 +174,9 @@ class AdviceService:
     def exhausted(self) -> bool:
         """Whether no more answers can come: the budget is spent, and no call is in flight."""
         with self._lock:
-            return self.budget.remaining == 0 and not len(self._tickets)
+            if len(self._tickets):
+                return False
+        return self.budget.remaining == 0
 
     # ---- one vector step ----
 
