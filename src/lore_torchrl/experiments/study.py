@@ -131,64 +131,51 @@ class Study:
         return np.where(values >= level, steps, np.inf).min(axis=1)
 
     def tables(self, every: int = 1) -> list[Table]:
-        """Return the metric by step, its AUC, comparisons over all experiments, sources of advice.
+        """Return a table for each experiment, one over all of them, and sources of advice.
 
-        Of the evaluations every n-th is shown, counted from the last.
+        An experiment's table has the metric at every n-th evaluation, counted from the last (the
+        interquartile mean over seeds), the mean of its normalized AUC, that over the baseline's,
+        and advisor calls.
         """
-        tables = []
-        for experiment in self.experiments:
-            tables += [self._metric_by_step(experiment, every), self._auc_by_method(experiment)]
+        tables = [self._one_experiment(name, every) for name in self.experiments]
         if len(self.experiments) > 1 and (self.is_success or self.baseline is not None):
             tables.append(self._all_experiments())
         sources = self._advice_sources()
         return [*tables, sources] if sources.rows else tables
 
-    def _metric_by_step(self, experiment: str, every: int) -> Table:
-        columns, rows = {}, []
-        for method in self.methods:
+    def _one_experiment(self, experiment: str, every: int) -> Table:
+        methods = [method for method in self.methods if self.runs(experiment, method)]
+        columns = {}
+        for method in methods:
             steps, values = self.curves(experiment, method, self.metric)
             columns[method] = dict(zip(steps.astype(int).tolist(), values.T, strict=True))
         shown = sorted(set().union(*columns.values()))[::-1][::every][::-1]
-        for method in self.methods:
-            runs = self.runs(experiment, method)
-            if runs:
-                found = [columns[method].get(step) for step in shown]
-                cells = ["-" if x is None else _interval(interquartile_mean, x) for x in found]
-                calls = sorted({int(run.last("advice/calls") or 0) for run in runs})
-                spent = "-".join(map(str, dict.fromkeys((calls[0], calls[-1]))))
-                rows.append((method, str(len(runs)), *cells, spent))
-        header = ("method", "seeds", *(f"{step:,} steps" for step in shown), "calls")
-        title = f"{experiment}: {self.label}, IQM over seeds [95% interval]"
-        return Table(title, header, tuple(rows))
-
-    def _auc_by_method(self, experiment: str) -> Table:
-        found = {method: self.auc(experiment, method) for method in self.methods}
-        reference = found.get(self.baseline, np.zeros(0))
+        scores = {method: self.auc(experiment, method) for method in methods}
         # A ratio of scores that may be negative says nothing.
-        signed = any((scores < 0).any() for scores in found.values())
-        header = ["method", "normalized AUC", "by seed"]
-        if self.is_success:
-            header.append("steps to 0.9, median")
-        if len(reference):
-            compared = "minus" if signed else "over"
-            header += [f"{compared} {self.baseline}", f"P(above {self.baseline})"]
+        signed = any((auc < 0).any() for auc in scores.values())
+        reference = scores.get(self.baseline, np.zeros(0))
+        header = ["method", "seeds", *(f"{step:,} steps" for step in shown), "normalized AUC"]
+        header += [f"{'minus' if signed else 'over'} {self.baseline}"] if len(reference) else []
+        header += [*(["steps to 0.9 (seeds)"] if self.is_success else []), "calls"]
         rows = []
-        for method, scores in found.items():
-            if not len(scores):
-                continue
-            cells = [method, f"{scores.mean():.2f}", ", ".join(f"{x:.2f}" for x in scores)]
+        for method, auc in scores.items():
+            runs = self.runs(experiment, method)
+            cells = [columns[method].get(step) for step in shown]
+            cells = [_interval(interquartile_mean, x) if x is not None else "-" for x in cells]
+            cells.append(_interval(_mean, auc) if len(auc) else "-")
+            if len(reference):
+                defined = len(auc) and (signed or reference.any())
+                compare = _difference if signed else _ratio
+                cells.append(_interval(compare, auc, reference) if defined else "-")
             if self.is_success:
                 reached = self.steps_to(experiment, method)
-                step, count = np.median(reached), np.isfinite(reached).sum()
+                step = np.median(reached) if len(reached) else np.inf
                 text = f"{step:,.0f}" if np.isfinite(step) else "-"
-                cells.append(f"{text} ({count} of {len(reached)} seeds)")
-            if len(reference):
-                compare = _difference if signed else _ratio
-                defined = signed or reference.any()
-                cells.append(_interval(compare, scores, reference) if defined else "-")
-                cells.append(_improvement([scores], [reference]))
-            rows.append(tuple(cells))
-        title = f"{experiment}: normalized AUC of {self.label} [95% interval]"
+                cells.append(f"{text} ({np.isfinite(reached).sum()} of {len(runs)})")
+            calls = sorted({int(run.last("advice/calls") or 0) for run in runs})
+            cells.append("-".join(map(str, dict.fromkeys((calls[0], calls[-1])))))
+            rows.append((method, str(len(runs)), *cells))
+        title = f"{experiment}: {self.label} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
 
     def _all_experiments(self) -> Table:
@@ -234,6 +221,10 @@ def advice_sources(record: Record) -> np.ndarray | None:
     names = ("advice/cache_hits", "advice/cache_shared_hits", "advice/cache_misses")
     counts = [record.last(name) for name in names]
     return None if None in counts or not sum(counts) else np.array(counts) / sum(counts)
+
+
+def _mean(scores: np.ndarray) -> np.ndarray:
+    return scores.mean(-1)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
