@@ -5,7 +5,7 @@
     python examples/torchrl_recipe.py --config-name torchrl_recipe_minigrid
 
 Its functions are used as they are. In a copy of the recipe's ``train.py`` the same changes are
-the lines that ``docs/pipeline.md`` lists.
+the lines that ``docs/torchrl_recipe.md`` lists.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ print(len(my_advice.asked), "asked")
 
 @pytest.mark.slow
 def test_the_lines_of_the_page_change_the_recipe(tmp_path):
-    """The diff in docs/pipeline.md applies to the wheel's file, and what comes of it runs."""
-    page = (ROOT / "docs" / "pipeline.md").read_text()
+    """The diff in docs/torchrl_recipe.md applies to the wheel's file, and what comes of it runs."""
+    page = (ROOT / "docs" / "torchrl_recipe.md").read_text()
     diff = re.search(r"```diff\n(.*?)```", page, re.DOTALL)[1]
     source = (RECIPE / "train.py").read_text()
     for hunk in re.split(r"^@@.*\n", diff, flags=re.MULTILINE)[1:]:
