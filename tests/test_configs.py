@@ -612,18 +612,6 @@ def test_the_worked_cost_adds_up_and_is_the_advisors_formula():
     assert calls == compose("experiment=doorkey8x8").lore.calls.budget
 
 
-def test_an_old_name_is_refused_by_naming_the_new_one():
-    words = ["lore.calls.coarse=false", "+env.family=x", "ablation=no_votes", "seed=1"]
-    with pytest.raises(SystemExit) as refused:
-        configs.refuse_old_names(words)
-    assert str(refused.value).splitlines() == [
-        "ablation=no_votes is now ablation=no_averaging",
-        "lore.calls.coarse is now lore.calls.abstract_states",
-        "env.family is now env.adapter",
-    ]
-    configs.refuse_old_names(["lore.calls.abstract_states=false", "ablation=no_averaging"])
-
-
 def test_of_a_saved_run_what_is_unknown_is_left_out():
     saved = {"env": {"adapter": "mine.Adapter", "smell": 1}, "lore": {"calls": {"budget": 3}}}
     config = configs.restore_config(saved)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import time
@@ -81,8 +80,6 @@ _READ = {
 }
 # Characters that are kept of an answer's raw text.
 _LONGEST_RAW = 65_536
-# Advisors report strange numbers; SQLite's integers have 64 bits, and it keeps no NaN.
-_MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +253,7 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         return redact(text, limit=limit).encode("utf-8", "replace").decode()
 
     answer = entry.answer
-    usage = Usage() if answer is None else answer.usage
+    usage = Usage() if answer is None else answer.usage.counted()
     advice = answer if isinstance(answer, Advice) else None
     error = answer if isinstance(answer, AdviceError) else None
     said: Any = None
@@ -264,10 +261,6 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         # NumPy's numbers are no JSON; as Python's floats they lose no bit.
         said, extras = [float(value) for value in advice.logits], advice.extras()
         said = {"logits": said, **extras} if extras else said
-    read, written = (
-        int(max(-_MOST_TOKENS, min(_MOST_TOKENS, count)))
-        for count in (usage.prompt_tokens, usage.completion_tokens)
-    )
     return {
         # As it is: the answer is found by it.
         "cache_key": request.cache_key,
@@ -283,9 +276,9 @@ def _row(request: AdviceRequest, entry: Entry, model: str, latency_s: float) -> 
         "error_message": clean(str(error), _LONGEST_RAW) if error else None,
         "raised": int(entry.raised),
         "latency_s": latency_s,
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "cost": usage.cost if math.isfinite(usage.cost) else 0.0,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost": usage.cost,
         "time": time.time(),
     }
 

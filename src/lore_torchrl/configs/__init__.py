@@ -10,9 +10,6 @@ settings with their defaults: ``docs/configuration.md``, written by
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 from lore_torchrl.configs.advisors import (
     ChatAdvisorConfig,
     LocalAdvisorConfig,
@@ -51,7 +48,6 @@ from lore_torchrl.configs.run import (
     restore_config,
 )
 from lore_torchrl.configs.scripts import InspectConfig, StudyConfig
-from lore_torchrl.configs.setting import old_names
 
 __all__ = [
     "CHECKS",
@@ -86,35 +82,9 @@ __all__ = [
     "TruncatedAdvisorConfig",
     "TurningAdvisorConfig",
     "ValueEnsembleConfig",
-    "refuse_old_names",
     "register_configs",
     "restore_config",
 ]
-
-
-# Files of configs/ that have another name now.
-_OLD_CHOICES = {
-    "ablation=imitation": "method=stock_imitation",
-    "ablation=no_votes": "ablation=no_averaging",
-    "ablation=no_refute": "ablation=no_noop_filter",
-}
-
-
-def refuse_old_names(overrides: Sequence[str]) -> None:
-    """Refuse a Hydra override of a setting under its old name, by naming the new one.
-
-    Args:
-        overrides: Such as ``sys.argv[1:]``.
-
-    Raises:
-        SystemExit: With one line on each.
-    """
-    renamed = dict(old_names(TrainConfig()))
-    words = [word.lstrip("+~") for word in overrides]
-    found = [(w, _OLD_CHOICES[w]) for w in words if w in _OLD_CHOICES]
-    found += [(n, renamed[n]) for n in (w.split("=")[0] for w in words) if n in renamed]
-    if found:
-        raise SystemExit("\n".join(f"{old} is now {new}" for old, new in found))
 
 
 def register_configs() -> None:
@@ -122,9 +92,7 @@ def register_configs() -> None:
 
     Raises:
         ImportError: If Hydra is not installed.
-        SystemExit: As of :func:`refuse_old_names`, of the script's own command line.
     """
-    refuse_old_names(sys.argv[1:])
     try:
         from hydra.core.config_store import ConfigStore
     except ImportError as err:

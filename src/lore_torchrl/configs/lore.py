@@ -67,25 +67,21 @@ class CallsConfig(Settings, prefix="lore.calls"):
     abstract_states: bool = setting(
         True,
         "`true`: where a state is unknown, advice for one of the same abstract state serves.",
-        was="coarse",
     )
     answers_averaged: int | None = setting(
         5,
         "Answers averaged for an abstract state, to outweigh a wrong one. null lets the latest "
         "serve, and a state's own answer go before it.",
         gt=0,
-        was="coarse_votes",
     )
     averaging_visits: int = setting(
         8,
         "Visits to an abstract state before its second answer, doubled for each further one.",
         ge=1,
-        was="vote_visits",
     )
     noop_filter: bool = setting(
         True,
         "Whether advice whose action changed nothing and gained nothing is dropped for its state.",
-        was="refute",
     )
     plan_horizon: int = setting(
         0,

@@ -31,7 +31,6 @@ class EnvConfig(Settings, prefix="env"):
     adapter: str = setting(
         "lore_torchrl.envs.minigrid.MiniGrid",
         "Import path of the environment's class.",
-        was="family",
     )
     id: str = setting(
         "MiniGrid-DoorKey-5x5-v0", "MiniGrid, BabyAI: a Gymnasium id; elsewhere a name for logs."
@@ -138,7 +137,6 @@ class EvaluationConfig(Settings, prefix="evaluation"):
         "policy",
         "Who plays: `policy`, without advice; `mixture`, of the policy and the answers cached so "
         "far; `both`, in turn. What the mixture reaches is logged as `eval/advised/` too.",
-        was="advice",
         among=("policy", "mixture", "both"),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import field, fields
 from functools import cache
 from numbers import Integral, Real
@@ -22,7 +21,7 @@ _BOUNDS = {
 _ALSO = {int: Integral, float: Real, list: (list, tuple)}
 
 
-def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) -> Any:
+def setting(default: Any, doc: str, **limits: Any) -> Any:
     """Return a dataclass field that carries its documentation and its limits.
 
     Args:
@@ -30,13 +29,11 @@ def setting(default: Any, doc: str, *, was: str | None = None, **limits: Any) ->
         doc: One or two sentences, with the unit.
 
     Keyword Args:
-        was: Its name in earlier versions; :func:`old_names` refuses it and names the new one.
-            Default: ``None``.
         **limits: ``ge``, ``gt``, ``le``, ``lt`` (bounds) or ``among`` (choices). ``None`` is
             not compared: where it is possible, ``doc`` says what it means.
     """
     kind = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**kind, metadata={"doc": doc, "was": was, **limits})
+    return field(**kind, metadata={"doc": doc, **limits})
 
 
 @cache
@@ -85,7 +82,9 @@ class Settings:
                     rule = f"it must be {text} {limits[name]}"
                     self.require(holds(value, limits[name]), part.name, rule)
             if "among" in limits:
-                known = {*(value if isinstance(value, list) else [value])} <= {*limits["among"]}
+                known = {*(value if isinstance(value, (list, tuple)) else [value])} <= {
+                    *limits["among"]
+                }
                 self.require(known, part.name, f"choose from {list(limits['among'])}")
 
     def full_name(self, name: str) -> str:
@@ -104,17 +103,3 @@ class Settings:
             value = getattr(self, name)
             value = list(value) if isinstance(value, list) else value
             raise ValueError(f"{self.full_name(name)}={value!r} is impossible: {rule}.")
-
-
-def old_names(group: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the full old and new name of each renamed setting of a group and those in it.
-
-    Args:
-        group: Such as a ``TrainConfig()``.
-    """
-    for part in fields(group):
-        value, old = getattr(group, part.name), part.metadata.get("was")
-        if isinstance(value, Settings):
-            yield from old_names(value)
-        elif old is not None:
-            yield group.full_name(old), group.full_name(part.name)

@@ -178,7 +178,8 @@ def _budgets(study: Study, experiment: str) -> dict[str, dict[float, str]]:
     found: dict[str, dict[float, str]] = {}
     for method in study.methods:
         calls = [run.last("advice/calls") or 0.0 for run in study.runs(experiment, method)]
-        if any(calls) and (match := re.fullmatch(r"(.+) \d+", method)):
+        shared, _ = study.curves(experiment, method, study.metric)
+        if any(calls) and len(shared) and (match := re.fullmatch(r"(.+) \d+", method)):
             found.setdefault(match[1], {})[float(np.mean(calls))] = method
     return {name: dict(sorted(m.items())) for name, m in found.items() if len(m) > 1}
 

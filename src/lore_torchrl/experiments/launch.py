@@ -19,7 +19,7 @@ from typing import IO
 from torchrl._utils import logger as torchrl_logger
 
 from lore_torchrl.advisors.redaction import redact_all
-from lore_torchrl.configs import StudyConfig, refuse_old_names
+from lore_torchrl.configs import StudyConfig
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import SIGNALS, file_lock, handled_signals, sign
 from lore_torchrl.experiments.records import read_csv, read_runs, run_key
@@ -50,10 +50,8 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     Raises:
         OSError: If ``config.references`` cannot be read.
         ValueError: If the folder keeps a run of this grid that had other overrides.
-        SystemExit: If a setting is given by an old name.
     """
     c, output = config, Path(config.output).resolve()
-    refuse_old_names([*c.overrides, *(word for own in c.methods.values() for word in own)])
     references = read_csv(c.references) if c.references and c.cell is None else []
     jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
