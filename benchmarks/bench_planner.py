@@ -30,7 +30,6 @@ from bench_overhead import VARIANTS, build, compare
 from lore_torchrl import keys
 from lore_torchrl.configs import EvaluationConfig, PlannerConfig
 from lore_torchrl.dreamer.acting import adapter_of
-from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.run import build_run
@@ -117,7 +116,7 @@ def play_held_out(checkpoint: str, episodes: int, choices: dict[str, PlannerConf
             found[name] = play("mixture")
         return found
     finally:
-        close_service(lore.service, drain_s=0.0)
+        lore.close()
         close_env(acting.env)
 
 

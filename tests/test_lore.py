@@ -220,18 +220,6 @@ def test_advice_without_a_loss_is_told_of(env_and_agent, monkeypatch):
     assert len(told) == 1 and "nothing is learned from it" in told[0]
 
 
-def test_a_loop_that_never_observes_is_told_at_its_end(env_and_agent, monkeypatch):
-    env, agent = env_and_agent
-    told = []
-    monkeypatch.setattr("lore_torchrl.lore.torchrl_logger.warning", told.append)
-    with make(agent, LoReConfig(calls=CallsConfig(budget=3))) as lore:
-        collector = collect(lore.advise(env), agent.policy(lore.policy()), batches=2)
-        list(collector)
-        collector.shutdown(close_env=False)
-        assert not told
-    assert len(told) == 1 and "lore.observe(batch) never called" in told[0]
-
-
 def test_what_is_no_configuration_and_no_progress_is_refused(env_and_agent, monkeypatch):
     agent = env_and_agent[1]
     with pytest.raises(TypeError, match=r"NoneType.*LoReActorLoss\(actor_loss\)"):

@@ -390,13 +390,6 @@ class LoRe:
         if self.actor.subgoal_head is not None:
             self.actor.subgoal_head.count(self.subgoals.counts)
 
-    def _check_observed(self) -> None:
-        if self.bandit is not None and self.service.budget.spent and not self._batches:
-            torchrl_logger.warning(
-                "Advice was paid for and lore.observe(batch) never called: the bandit learns "
-                "nothing, and bad advice goes on. Call it once a collector batch."
-            )
-
     def _check_restored(self) -> None:
         service = self.service
         kept = service.restored or service.cache.store is not None or not service.budget.total
@@ -476,10 +469,7 @@ class LoRe:
 
     def close(self) -> None:
         """Release the advisor's thread and the store, within ``config.calls.drain_s`` + 2 s."""
-        self._check_observed()
         self.service.close(drain_s=self.config.calls.drain_s)
-        if self.service.cache.store is not None:
-            self.service.cache.store.close()
 
     def __enter__(self) -> LoRe:
         return self

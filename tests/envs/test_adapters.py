@@ -34,13 +34,13 @@ SMALL = {"area": (16, 16), "max_steps": 60}
 ADAPTERS = {
     "minigrid": lambda: MiniGrid("MiniGrid-DoorKey-5x5-v0"),
     "frozen lake": FrozenLake,
-    "dry lake, 8x8": lambda: FrozenLake(map_name="8x8", slippery=False),
+    "dry lake, 8x8": lambda: FrozenLake("FrozenLake8x8-v1", slippery=False),
     "snake": Snake,
     "pendulum": Pendulum,
     "poisonous snake": lambda: Snake(poison=True, enemy=False, size=5),
     "crafter": lambda: Crafter(**SMALL),
     "market": FinancialRegimes,
-    "short year, dear market": lambda: FinancialRegimes(max_steps=30, window=8, initial_price=100),
+    "short year": lambda: FinancialRegimes(max_steps=30, window=8),
 }
 OTHERS = {
     name: partial(MiniGrid, f"{name}-v0")

@@ -251,7 +251,6 @@ def test_the_chart_shows_the_price_and_what_is_held():
     [
         ({"window": 5}, "window.*6.*5"),
         ({"cost": -0.1}, "cost.*-0.1"),
-        ({"initial_price": 0.0}, "initial_price.*0.0"),
         ({"regime_days": 0.5}, "regime_days.*0.5"),
         ({"regimes": []}, "at least one"),
         ({"regimes": [{"drift": 0.1}]}, "drift and volatility.*0.1"),

@@ -71,18 +71,6 @@ def test_an_action_is_worth_its_reward_and_the_discounted_value_behind_it():
     assert found.std(-1).min() > 1e-3 and not found.requires_grad
 
 
-def test_a_step_keeps_any_batch_shape_and_passes_gradients():
-    agent = make_agent()
-    state, belief = torch.randn(2, 3, STATE), torch.randn(2, 3, BELIEF)
-    action = torch.eye(ACTIONS)[:3].expand(2, 3, -1).clone().requires_grad_()
-    after = world_of(agent).step(state, belief, action)
-    sizes = [part.shape for part in after]
-    assert sizes == [(2, 3, STATE), (2, 3, BELIEF), *[(2, 3, 1)] * 3]
-    assert after[3].min() > 0 and after[3].max() < 1
-    after[4].sum().backward()
-    assert action.grad.any()
-
-
 def test_the_mixture_is_the_prior_times_the_softmax_of_the_values():
     agent, td = make_agent(), advised()
     td["llm_confidence"].fill_(1.0)

@@ -222,11 +222,22 @@ def question_of(describer: Describer, row: int, observation: Mapping[str, Any]) 
 
     Raises:
         TypeError: If its ``request()`` returns something else.
+        ValueError: If the question has another key than its ``cache_key()``, or other actions.
     """
-    request = describer.request(row, observation)
+    request, name = describer.request(row, observation), type(describer).__name__
     if not isinstance(request, AdviceRequest):
-        name = type(describer).__name__
         raise TypeError(f"{name}.request() must return an AdviceRequest, got {request!r}.")
+    key = describer.cache_key(row, observation)
+    if request.cache_key != key:
+        raise ValueError(
+            f"{name}: the request's cache_key {request.cache_key!r} is not what cache_key() "
+            f"gives, {key!r}: the answer would never be found again."
+        )
+    if tuple(request.actions) != tuple(describer.actions):
+        raise ValueError(
+            f"{name}: the request's actions {request.actions} are not its own, "
+            f"{describer.actions}: an answer would be read as about other actions."
+        )
     if not hasattr(describer, "abstract_state"):
         return request
     return replace(request, abstract_state=describer.abstract_state(row, observation))

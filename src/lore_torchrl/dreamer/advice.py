@@ -12,7 +12,6 @@ from torchrl._utils import logger as torchrl_logger
 from lore_torchrl.advisors.base import Advisor
 from lore_torchrl.advisors.redaction import remember, secrets_of
 from lore_torchrl.advisors.scripted import Planner
-from lore_torchrl.service import AdviceService
 
 
 def build_advisor(config: Any, *, planner: Planner | None, seed: int) -> Advisor:
@@ -68,10 +67,3 @@ def announce(advisor: Advisor) -> None:
     facts = {name: getattr(advisor, name, None) for name in ("model", "prompt_hash")}
     told = "".join(f", {name} {value}" for name, value in facts.items() if isinstance(value, str))
     torchrl_logger.info(f"Advisor: {type(advisor).__name__}{told}")
-
-
-def close_service(service: AdviceService, *, drain_s: float) -> None:
-    """Release the advisor's thread and the store, within ``drain_s`` and two seconds."""
-    service.close(drain_s=drain_s)
-    if service.cache.store is not None:
-        service.cache.store.close()

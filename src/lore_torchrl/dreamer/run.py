@@ -29,7 +29,6 @@ from lore_torchrl.dreamer.acting import (
     build_acting,
     build_env_agent,
 )
-from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import (
@@ -73,7 +72,7 @@ class Run:
         """Release environments, advisor and log files; see :meth:`RunLogger.close`."""
         self.collector.shutdown()
         if self.service is not None:
-            close_service(self.service, drain_s=self.config.lore.calls.drain_s)
+            self.service.close(drain_s=self.config.lore.calls.drain_s)
             if isinstance(self.service.advisor, RecordingAdvisor):
                 self.service.advisor.close()
         self.logger.close(failed=failed)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.data import Bounded, MultiOneHot, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
-from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.base import AdviceRequest, Describer, question_of
 from lore_torchrl.envs.adapter import EnvAdapter, anchors_of, check_picture, planner_of, read_row
 from lore_torchrl.envs.batch import close_env
 
@@ -179,14 +179,4 @@ def _check_question(
         key = getattr(describer, part)(0, seen)
         if not isinstance(key, str):
             raise TypeError(f"{kind}.{part}() must return text, got {type(key).__name__}.")
-    key, request = describer.cache_key(0, seen), describer.request(0, seen)
-    if request.cache_key != key:
-        raise ValueError(
-            f"{kind}: the request's cache_key {request.cache_key!r} is not what cache_key() "
-            f"gives, {key!r}: the answer would never be found again."
-        )
-    if tuple(request.actions) != tuple(describer.actions):
-        raise ValueError(
-            f"{kind}: the request's actions {request.actions} are not its own, {describer.actions}."
-        )
-    return request
+    return question_of(describer, 0, seen)

@@ -72,7 +72,6 @@ class FinancialRegimes:
         regimes: Sequence[Mapping[str, float]] | None = None,
         regime_days: float | None = 60.0,
         cost: float = 0.001,
-        initial_price: float = 1.0,
         calm_confidence: float = 1.0,
     ) -> None:
         self.env_id = env_id
@@ -81,7 +80,6 @@ class FinancialRegimes:
             "regimes": REGIMES if regimes is None else regimes,
             "regime_days": regime_days,
             "cost": cost,
-            "initial_price": initial_price,
             "max_steps": FinancialRegimeEnv.DEFAULT_MAX_STEPS if max_steps is None else max_steps,
         }
         self.planner = MomentumPlanner(calm_confidence=calm_confidence)
@@ -104,7 +102,7 @@ class FinancialRegimes:
     def make_describer(self, *, memory: bool = False, image: bool = False) -> MarketDescriber:
         """Make the describer, which has no memory but the window, and no picture."""
         s = self.settings
-        return MarketDescriber(cost=s["cost"] * s["initial_price"], max_steps=s["max_steps"])
+        return MarketDescriber(cost=s["cost"], max_steps=s["max_steps"])
 
     def make_planner(self) -> MomentumPlanner:
         """Make the planner, which follows a clear trend."""
@@ -133,7 +131,6 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         regime_days: Mean days between draws of a regime, which may draw the same; ``None`` for
             one regime an episode. Default: ``60.0``.
         cost: Cost of a trade, as a share. Default: ``0.001``.
-        initial_price: Price before the first window. Default: ``1.0``.
         window: Prices that are seen, at least 6. Default: ``20``.
         max_steps: Days of an episode. Default: ``252``.
         seed: Of all its episodes. Default: ``0``.
@@ -148,7 +145,6 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         regimes: Sequence[Mapping[str, float]] = REGIMES,
         regime_days: float | None = 60.0,
         cost: float = 0.001,
-        initial_price: float = 1.0,
         window: int = 20,
         max_steps: int = FinancialRegimeEnv.DEFAULT_MAX_STEPS,
         seed: int = 0,
@@ -165,13 +161,12 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         for name, value, possible, rule in (
             ("window", window, isinstance(window, int) and window > WEEK, whole),
             ("cost", cost, 0 <= cost < 1, "in [0, 1)"),
-            ("initial_price", initial_price, 0 < initial_price < math.inf, "positive"),
             ("regime_days", regime_days, regime_days is None or regime_days >= 1, "at least 1"),
         ):
             if not possible:
                 raise ValueError(f"{name} must be {rule}, got {value}.")
         shared = {"window_size": window, "max_steps": max_steps, "transaction_cost": float(cost)}
-        shared["initial_price"] = float(initial_price)
+        shared["initial_price"] = 1.0  # else cost and reward are in different units
         self._regimes = [
             self.gen_params(**{name: float(value) for name, value in regime.items()}, **shared)
             for regime in regimes
@@ -187,7 +182,7 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         self.state_spec = seen.clone()
         seen["observation"] = Unbounded((window + 3,))
         self.observation_spec = seen
-        self._initial_price, self._days = initial_price, max_steps
+        self._days = max_steps
 
     def _draw_regime(self) -> TensorDictBase:
         self._regime = self._regimes[torch.randint(len(self._regimes), (), generator=self.rng)]
@@ -220,7 +215,7 @@ class RegimeSwitchingEnv(FinancialRegimeEnv):
         gain = torch.where(held, logs[-1:] - entry.clamp_min(1e-6).log(), 0.0)
         parts = [
             100.0 * logs.diff(),
-            logs[-1:] - math.log(self._initial_price),
+            logs[-1:],
             held.float(),
             10.0 * gain,
             (1.0 - day / self._days).reshape(1),

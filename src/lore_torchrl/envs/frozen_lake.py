@@ -26,16 +26,15 @@ class FrozenLake(GymAdapter):
     that in the others: use ``lore.calls.noop_filter=false`` there.
 
     Args:
-        env_id: Gymnasium id. Default: ``"FrozenLake-v1"``.
+        env_id: Gymnasium id, such as ``"FrozenLake8x8-v1"``. Default: ``"FrozenLake-v1"``.
 
     Keyword Args:
         max_steps: Step limit of an episode; ``None`` for the id's own (100, and 200
             of ``FrozenLake8x8-v1``). Default: ``None``.
-        map_name: ``"4x4"`` or ``"8x8"``; ``None`` for the id's own. Default: ``None``.
         slippery: Whether moves go astray. Default: ``True``.
 
     Raises:
-        ValueError: If ``map_name`` is unknown, or ``env_id`` another kind of environment.
+        ValueError: If ``env_id`` is another kind of environment.
     """
 
     def __init__(
@@ -43,13 +42,10 @@ class FrozenLake(GymAdapter):
         env_id: str = "FrozenLake-v1",
         *,
         max_steps: int | None = None,
-        map_name: str | None = None,
         slippery: bool = True,
     ) -> None:
-        if map_name not in (None, "4x4", "8x8"):
-            raise ValueError(f"map_name must be '4x4', '8x8' or None, got {map_name!r}.")
         self.env_id, self.slippery = env_id, slippery
-        settings = {"is_slippery": slippery, "map_name": map_name, "max_episode_steps": max_steps}
+        settings = {"is_slippery": slippery, "max_episode_steps": max_steps}
         self.settings = {name: value for name, value in settings.items() if value is not None}
         probe = gym.make(env_id, **self.settings)
         if not hasattr(probe.unwrapped, "desc"):

@@ -17,7 +17,6 @@ from lore_torchrl import keys
 from lore_torchrl.advisors.base import AdviceRequest, Advisor, Describer
 from lore_torchrl.configs import EpsilonConfig, TrainConfig
 from lore_torchrl.dreamer.acting import Acting, adapter_of, build_acting, build_env_agent
-from lore_torchrl.dreamer.advice import close_service
 from lore_torchrl.dreamer.agent import DreamerAgent
 from lore_torchrl.dreamer.checkpoint import RunCheckpoint, find_checkpoint, load_config, steps_of
 from lore_torchrl.dreamer.learner import build_learner
@@ -152,7 +151,7 @@ def play(
             played = tuple(player.episodes(episodes, max_steps))
         finally:
             if acting.service is not None:
-                close_service(acting.service, drain_s=0.0)
+                acting.service.close()
             close_env(acting.env)
     return Recording(path, steps_of(path), config.env.id, describer.actions, played)
 

@@ -45,24 +45,6 @@ class WorldModel(nn.Module):
         self.value = value
         self.gamma = gamma
 
-    def step(self, state: Tensor, belief: Tensor, action: Tensor) -> tuple[Tensor, ...]:
-        """Draw the next latent state from the dynamics, with torch's global generator.
-
-        Args:
-            state: Stochastic states ``[*B, S]``.
-            belief: Deterministic states ``[*B, H]``.
-            action: Actions ``[*B, A]``, one-hot where they are discrete.
-
-        Returns:
-            Next state and belief, and the reward of the step, the probability that the episode
-            goes on after it and the value of the next state, each ``[*B, 1]``.
-        """
-        latent = {"state": state, "belief": belief, "action": action.to(belief.dtype)}
-        out = self.value(self.continuation(self.dynamics(TensorDict(latent, state.shape[:-1]))))
-        return tuple(
-            out.get(key) for key in ("state", "belief", "reward", "continuation", "state_value")
-        )
-
     @torch.no_grad()
     def action_values(self, state: Tensor, belief: Tensor, num_actions: int) -> Tensor:
         r"""Return what one drawn step of each discrete action is worth, ``[*B, A]``.
@@ -78,5 +60,8 @@ class WorldModel(nn.Module):
             latent.unsqueeze(-2).expand(*latent.shape[:-1], num_actions, -1)
             for latent in (state, belief)
         )
-        _, _, reward, continuation, value = self.step(state, belief, every)
+        latent = {"state": state, "belief": belief, "action": every}
+        out = self.dynamics(TensorDict(latent, state.shape[:-1]))
+        out = self.value(self.continuation(out))
+        reward, continuation, value = map(out.get, ("reward", "continuation", "state_value"))
         return (reward + self.gamma * continuation * value).squeeze(-1)

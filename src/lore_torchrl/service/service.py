@@ -524,7 +524,7 @@ class AdviceService:
             self._waited_for.cancel()
 
     def close(self, *, drain_s: float = 0.0) -> None:
-        """Close advisor and thread, within ``drain_s`` and about two seconds.
+        """Close advisor, thread and store, within ``drain_s`` and about two seconds.
 
         What is in flight after ``drain_s`` is lost. A later question starts them again.
         """
@@ -532,8 +532,12 @@ class AdviceService:
         with self._lock:
             self.counters.lost += len(self._tickets.give_up())
             worker, self._worker = self._worker, None
-        if worker is None:
-            return
+        if worker is not None:
+            self._stop(worker)
+        if self.cache.store is not None:
+            self.cache.store.close()
+
+    def _stop(self, worker: EventLoopThread) -> None:
         aclose = getattr(self.advisor, "aclose", None)
         if aclose is not None and worker.usable:
             try:

@@ -358,7 +358,7 @@ class AdviceTransform(RowTransform):
         if self.plan_horizon:
             planned = self._planned(row, observation, action, changed=key != before)
         no_op = action if useless and key == before else None
-        return Query(key, partial(self._request, row, observation, key), row, state, no_op, planned)
+        return Query(key, partial(self._request, row, observation), row, state, no_op, planned)
 
     @contextmanager
     def _describing(self, what: str) -> Iterator[None]:
@@ -392,20 +392,9 @@ class AdviceTransform(RowTransform):
             raise TypeError(f"{name}.{method}() must return a str, got {key!r}.")
         return key
 
-    def _request(self, row: int, observation: Mapping[str, Any], key: str) -> AdviceRequest:
+    def _request(self, row: int, observation: Mapping[str, Any]) -> AdviceRequest:
         with self._describing("a question"):
-            request = question_of(self.describer, row, observation)
-            if request.cache_key != key:
-                raise ValueError(
-                    f"The describer's request has another key, {request.cache_key!r}, than its "
-                    f"cache_key(), {key!r}: the answer would never be found again."
-                )
-            if tuple(request.actions) != tuple(self.describer.actions):
-                raise ValueError(
-                    f"The describer's request has the actions {request.actions}, the describer "
-                    f"{self.describer.actions}: an answer would be read as about other actions."
-                )
-        return request
+            return question_of(self.describer, row, observation)
 
 
 class _Rows:
