@@ -118,6 +118,13 @@ def test_impossible_values_say_what_is_wrong(build, message):
     assert message in str(error.value)
 
 
+def test_a_tuple_of_choices_is_taken_as_a_list_is():
+    for several in (["plan", "subgoal"], ("plan", "subgoal")):
+        assert configs.ChatAdvisorConfig(model="m", ask_for=several).ask_for == several
+        with pytest.raises(ValueError, match="choose from"):
+            configs.ChatAdvisorConfig(model="m", ask_for=type(several)([*several, "car"]))
+
+
 @cache
 def compose(*overrides: str):
     """Compose a run, each once: no test may change what comes back."""

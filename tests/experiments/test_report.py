@@ -105,7 +105,8 @@ def test_every_nth_evaluation_is_counted_from_the_last():
 def test_a_frontier_leaves_out_methods_whose_seeds_share_no_evaluation(tmp_path, no_pictures):
     runs = [record(method=f"ours {n}", calls=(n, n)) for n in (10, 25)]
     late = replace(runs[0], seed=1, rows=[{**row, "step": row["step"] + 1} for row in runs[0].rows])
-    save_figures(tmp_path, Study([*runs, late]))
+    assert "frontier" in save_figures(tmp_path, Study(runs))
+    assert "frontier" not in save_figures(tmp_path, Study([*runs, late]))
 
 
 def test_several_experiments_are_compared_together():

@@ -69,6 +69,9 @@ def test_an_action_is_worth_its_reward_and_the_discounted_value_behind_it():
     expected = (after["reward"] + GAMMA * goes_on * value).reshape(N, ACTIONS)
     torch.testing.assert_close(found, expected)
     assert found.std(-1).min() > 1e-3 and not found.requires_grad
+    torch.manual_seed(1)
+    shaped = [latent[:4].unflatten(0, (2, 2)) for latent in (state, belief)]
+    assert world_of(agent).action_values(*shaped, ACTIONS).shape == (2, 2, ACTIONS)
 
 
 def test_the_mixture_is_the_prior_times_the_softmax_of_the_values():

@@ -68,8 +68,17 @@ def path(tmp_path):
     path = tmp_path / "shared.sqlite"
     with make_service(path) as service:
         step(service, "wall", abstract_state="room")
-        service.cache.store.close()
     return path
+
+
+def test_a_service_closes_its_store_whether_it_asked_or_not(path):
+    service = make_service(path)
+    for key in ("wall", "door"):
+        step(service, key)
+        assert service.cache.store._connections
+        service.close()
+        assert not service.cache.store._connections
+    assert service.budget.spent == 2, "the first answer was stored"
 
 
 @pytest.fixture

@@ -82,9 +82,8 @@ class Settings:
                     rule = f"it must be {text} {limits[name]}"
                     self.require(holds(value, limits[name]), part.name, rule)
             if "among" in limits:
-                known = {*(value if isinstance(value, (list, tuple)) else [value])} <= {
-                    *limits["among"]
-                }
+                chosen = value if isinstance(value, (list, tuple)) else [value]
+                known = {*chosen} <= {*limits["among"]}
                 self.require(known, part.name, f"choose from {list(limits['among'])}")
 
     def full_name(self, name: str) -> str:
