@@ -38,7 +38,6 @@ from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
     RowTransform,
     action_indices,
-    anchors_of,
     any_true,
     entry,
     flat_rows,
@@ -172,7 +171,6 @@ class AdviceTransform(RowTransform):
         # What the describer has described without a fault.
         self._described: set[str] = set()
         service.cache.expect(self._n_actions)
-        self._anchors = anchors_of(describer)
         self._begin(0)
 
     def _begin(self, rows: int) -> None:
@@ -243,19 +241,11 @@ class AdviceTransform(RowTransform):
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         rows = tensordict_reset.numel()
-        reset_keys = self.parent._filtered_reset_keys
-        if any(tensordict.get(key, None) is not None for key in reset_keys):
-            reset = any_true(tensordict, reset_keys, rows)
-        else:
-            # Asked for from outside rather than by the end of an episode: what acts next
-            # is not known.
+        reset = self._reset_rows(tensordict, rows, len(self._rows))
+        if reset is None:
             reset = np.ones(rows, dtype=bool)
             self._check_order()
-            self._armed = self.require_key is None
-        if rows != len(self._rows):
-            if not reset.all():
-                raise RuntimeError("A partial reset came first: reset the whole environment.")
-            self._begin(rows)
+            self._armed = self.require_key is None  # what acts next is not known
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
         self._rows.value[reset] = np.nan
@@ -296,7 +286,7 @@ class AdviceTransform(RowTransform):
             int(stepped.sum()),
         )
         running = np.flatnonzero(~self._rows.ended).tolist()
-        actions = action_indices(tensordict, parent.action_key, self._n_actions, self._anchors)
+        actions = action_indices(tensordict, parent.action_key, self.describer)
         self._advise(next_tensordict, running, signals, actions)
         return next_tensordict
 

@@ -16,7 +16,6 @@ from lore_torchrl.sandbox.program import Kind
 from lore_torchrl.transforms.rows import (
     RowTransform,
     action_indices,
-    anchors_of,
     any_true,
     entry,
     flat_rows,
@@ -75,7 +74,6 @@ class ProgramTransform(RowTransform):
         super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
         self.programs, self.describer = programs, describer
         self.gamma, self.learning = gamma, learning
-        self._anchors = anchors_of(describer)
         self._begin(0)
 
     def _begin(self, rows: int) -> None:
@@ -107,13 +105,9 @@ class ProgramTransform(RowTransform):
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         rows = tensordict_reset.numel()
-        reset_keys = self.parent._filtered_reset_keys
-        partial = any(tensordict.get(key, None) is not None for key in reset_keys)
-        reset = any_true(tensordict, reset_keys, rows) if partial else np.ones(rows, dtype=bool)
-        if rows != len(self._ended):
-            if not reset.all():
-                raise RuntimeError("A partial reset came first: reset the whole environment.")
-            self._begin(rows)
+        reset = self._reset_rows(tensordict, rows, len(self._ended))
+        if reset is None:
+            reset = np.ones(rows, dtype=bool)
         self._ended[reset] = False
         for row in np.flatnonzero(reset).tolist():
             candidates = self._candidates()
@@ -130,9 +124,7 @@ class ProgramTransform(RowTransform):
         rows = next_tensordict.numel()
         if rows != len(self._ended):
             raise RuntimeError(f"Reset with {len(self._ended)} rows, stepped with {rows}.")
-        actions = action_indices(
-            tensordict, self.parent.action_key, len(self.describer.actions), self._anchors
-        )
+        actions = action_indices(tensordict, self.parent.action_key, self.describer)
         stepped = ~self._ended
         # Before it is shaped.
         shaped = entry(next_tensordict, self.parent.reward_key)

@@ -13,6 +13,8 @@ from tensordict.utils import NestedKey
 from torchrl.data.tensor_specs import Composite, TensorSpec
 from torchrl.envs.transforms import Transform
 
+from lore_torchrl.advisors.base import Describer
+
 
 class RowTransform(Transform):
     """Base of the transforms that follow each row of a batch of live environments."""
@@ -24,6 +26,22 @@ class RowTransform(Transform):
     @abstractmethod
     def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
         """Return the spec of each entry, ``[*B, ...]``."""
+
+    def _reset_rows(self, tensordict: TensorDictBase, rows: int, known: int) -> np.ndarray | None:
+        """Return which of the ``rows`` are reset at the end of an episode, ``None`` for all.
+
+        All are where the reset was asked for from outside. ``known`` is how many rows there were;
+        if that changes, :meth:`_begin` starts anew.
+        """
+        keys = self.parent._filtered_reset_keys
+        reset = None
+        if any(tensordict.get(key, None) is not None for key in keys):
+            reset = any_true(tensordict, keys, rows)
+        if rows != known:
+            if reset is not None and not reset.all():
+                raise RuntimeError("A partial reset came first: reset the whole environment.")
+            self._begin(rows)
+        return reset
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entries."""
@@ -109,13 +127,13 @@ def any_true(tensordict: TensorDictBase, flags: Sequence[NestedKey], rows: int) 
     return found
 
 
-def action_indices(
-    tensordict: TensorDictBase, key: NestedKey, number: int, anchors: np.ndarray | None
-) -> list[int]:
+def action_indices(tensordict: TensorDictBase, key: NestedKey, describer: Describer) -> list[int]:
     """Return each row's action as an index: of an index, a one-hot, or the nearest anchor."""
-    action = flat_rows(entry(tensordict, key), tensordict.numel())
+    action, number = flat_rows(entry(tensordict, key), tensordict.numel()), len(describer.actions)
     size, wanted = action.shape[1], f"advice needs an index or a one-hot of {number}"
+    anchors = getattr(describer, "anchors", None)
     if anchors is not None:
+        anchors = np.asarray(anchors, dtype=np.float32)
         wanted = f"the describer's anchors have {anchors.shape[1]} dimensions"
         if size == anchors.shape[1]:
             return np.square(action[:, None] - anchors[None]).sum(2).argmin(1).tolist()
@@ -124,9 +142,3 @@ def action_indices(
     elif size == number:
         return action.argmax(1).tolist()
     raise ValueError(f"{key!r} holds {size} numbers of {action.dtype} a row; {wanted}.")
-
-
-def anchors_of(describer: Any) -> np.ndarray | None:
-    """Return the continuous actions that a describer's names stand for, ``None`` without."""
-    anchors = getattr(describer, "anchors", None)
-    return None if anchors is None else np.asarray(anchors, dtype=np.float32)
