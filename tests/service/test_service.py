@@ -285,6 +285,15 @@ def test_each_failed_answer_is_counted_by_its_kind_and_charged():
     assert service.stats()["lost"] == 2
 
 
+def test_what_the_advisor_has_nothing_to_say_of_is_not_asked_again():
+    advisor = Answering(lambda requests: [None] * len(requests))
+    with make_service(advisor) as service:
+        for key in ("a", "a", "a", "b"):
+            assert step(service, key)[0].advice is None
+        assert service.budget.spent == 2
+        assert service.errors == {"unanswered": 2}
+
+
 def test_a_failed_batch_is_charged_once():
     error = AdviceError("cut off", usage=Usage(7))
     with make_service(Answering(raising(error))) as service:

@@ -19,6 +19,8 @@ from lore_torchrl.service import (
     AdviceService,
     AdviceStore,
     CallBudget,
+    Query,
+    StepSignals,
     StoreError,
 )
 from lore_torchrl.service.store import StoreBusyError, patience
@@ -86,6 +88,18 @@ def warnings(monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(torchrl_logger, "warning", lines.append)
     return lines
+
+
+def test_a_store_that_goes_bad_leaves_what_memory_shares(path):
+    with make_service(path) as service:
+        assert service.lookup("wall") == GOOD and service.budget.spent == 1
+        service.cache.store.close()
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.write_bytes(b"no database" * 1000)
+        assert step(service, "hall", abstract_state="room")[0].advice == GOOD
+        assert step(service, "door")[0].advice is None
+        assert service.errors.total() > 0
 
 
 def execute(path, sql, *values):
@@ -265,6 +279,22 @@ def test_no_step_of_an_async_run_waits_for_a_locked_store(path, other, how):
         assert timed_step(service, "after")[1].advice_id > 0
         assert service.drain(5.0) == 0
         assert ledger(path)[0] == 1 + len(advisor.asked) == 1 + service.stats()["calls"]
+
+
+@pytest.mark.parametrize(("mode", "longest"), [("async", 0.15), ("blocking", 0.4)])
+def test_the_steps_of_plans_wait_for_a_locked_store_together(path, other, mode, longest):
+    plan = Advice(GOOD.logits, plan=(1,))
+    with make_service(path, mode=mode) as service:
+        step(service, "wall")
+        lock(other, "writers")
+        started = time.monotonic()
+        queries = [
+            Query(f"step {row}", lambda: request("none"), row, planned=plan) for row in range(8)
+        ]
+        replies = service.step(queries, StepSignals([0.0] * 8, rewards=[0.0] * 8))
+        assert time.monotonic() - started < longest
+        assert [reply.advice for reply in replies] == [plan] * 8
+        other.execute("ROLLBACK")
 
 
 def test_a_blocking_step_waits_within_its_deadline(path, other):

@@ -159,8 +159,8 @@ class Advisor(Protocol):
     """Anything that answers a batch of requests.
 
     The answers come in the order of the requests: ``None`` where the advisor has nothing to
-    say, an :class:`AdviceError` for a request which failed on its own. An advisor may also
-    raise, which fails the whole batch.
+    say, so that the same is not asked again, an :class:`AdviceError` for a request which failed
+    on its own. An advisor may also raise, which fails the whole batch.
     """
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from lore_torchrl.service.store import (
     AdviceStore,
     SharedLock,
     StoreBusyError,
+    StoreError,
     patience,
 )
 
@@ -137,7 +137,7 @@ class AdviceCache:
     def get(self, key: str, abstract_state: str | None = None) -> Advice | None:
         """Return the advice for a situation or ``None``, and count the hit or miss.
 
-        A store that cannot be read raises a :class:`StoreError`.
+        A store that cannot be read raises a :class:`StoreError`, unless memory has an answer.
         """
         with self._lock:
             found = self._find(key, abstract_state)
@@ -229,15 +229,23 @@ class AdviceCache:
 
     def _find(self, key: str, abstract_state: str | None) -> str | None:
         """Return the key of the entry that serves, if any."""
+        fault = None
         if not self._is_live(key):
-            # What waits behind another process's lock comes at a later miss.
-            with suppress(StoreBusyError), patience(0.0):
-                self.pull()
-                if self._dropped and not self._is_live(key):
-                    self._load("key = ?", key)
+            try:
+                with patience(0.0):
+                    self.pull()
+                    if self._dropped and not self._is_live(key):
+                        self._load("key = ?", key)
+            except StoreBusyError:
+                pass  # what waits behind another process's lock comes at a later miss
+            except StoreError as error:
+                fault = error
         if self._serves(key, key):
             return key
-        return next(iter(self._serving(key, abstract_state)), None)
+        found = next(iter(self._serving(key, abstract_state)), None)
+        if found is None and fault is not None:
+            raise fault
+        return found
 
     def _serves(self, found: str, key: str) -> bool:
         """Whether there is an entry that fits the actions and the no-op filter of ``key``."""

@@ -79,7 +79,7 @@ def _result(request: AdviceRequest, answer: Any) -> Advice | AdviceError:
         return answer.slim()  # a recorder has seen the text
     if answer is None:
         error = error_of_kind("unanswered", f"no answer to {request.cache_key!r}")
-        error.lasting = None
+        error.lasting, error.final = None, True
         return error
     if isinstance(answer, BaseException):
         return _error(answer)

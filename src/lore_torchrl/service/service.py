@@ -196,19 +196,20 @@ class AdviceService:
         replies: list[Reply] = []
         candidates: dict[int, int] = {}  # from a row to its query
         served: list[int] = []
-        for place, query in enumerate(queries):
-            keys = self._keys(query)
-            if query.no_op is not None:
-                self.cache.filter_no_op(keys[0], query.no_op)
-            reply = self._find(query, count=armed)
-            if armed and query.planned is not None and not reply.advice_id:
-                reply = self._keep_planned(query, reply)
-            replies.append(reply)
-            known = reply.advice is not None
-            if not reply.advice_id and self.cache.wants(*keys, known=known):
-                candidates[query.row] = place
-            elif known or reply.advice_id:
-                served.append(query.row)
+        with patience(_PAY_WAIT_S[self.mode]):  # of all rows together
+            for place, query in enumerate(queries):
+                keys = self._keys(query)
+                if query.no_op is not None:
+                    self.cache.filter_no_op(keys[0], query.no_op)
+                reply = self._find(query, count=armed)
+                if armed and query.planned is not None and not reply.advice_id:
+                    reply = self._keep_planned(query, reply)
+                replies.append(reply)
+                known = reply.advice is not None
+                if not reply.advice_id and self.cache.wants(*keys, known=known):
+                    candidates[query.row] = place
+                elif known or reply.advice_id:
+                    served.append(query.row)
         if not armed:
             return replies
         for query in queries:
