@@ -49,6 +49,22 @@ def test_a_failure_leaves_zeros_and_no_mask_and_the_run_goes_on():
     assert transform.programs.stats()["failed"] == 1
 
 
+def test_a_describer_that_fails_counts_as_a_failure_until_the_reset():
+    class Blind(ChainDescriber):
+        def program_view(self, row, observation):
+            if int(observation["observation"][0]) == 3:
+                raise KeyError("odd")
+            return super().program_view(row, observation)
+
+    transform = ProgramFeatures(ProgramSet([FIRST], columns=4, off_share=0.0), Blind())
+    steps, _ = play(chain_env(transform), RIGHT, RIGHT, LEFT)
+    assert steps["next", keys.FEATURES_MASK][0, :, 0].tolist() == [True, False, False]
+    (used,) = transform.programs.used
+    assert used.failed == 1 and "Blind failed to describe a step: KeyError: 'odd'" in used.error
+    steps, _ = play(chain_env(transform), RIGHT)
+    assert steps["next", keys.FEATURES_MASK][0, 0, 0]
+
+
 def test_programs_have_columns_of_their_own():
     transform = features(FIRST, SECOND)
     steps, _ = play(chain_env(transform), RIGHT, RIGHT)

@@ -70,7 +70,34 @@ def test_a_subgoal_is_paid_once_an_episode_and_less_each_time():
         [value for one in paid for value in (0.0, one, 0.0, 1.0)]
     )
     assert bonus.counts.tolist() == [0.0, 3.0, 0.0]
-    assert bonus.stats() == pytest.approx({"reached": 3.0, "bonus": sum(paid) / 12})
+    assert bonus.stats() == pytest.approx({"reached": 3.0, "bonus": sum(paid) / 12, "faults": 0})
+
+
+class Failing(Named):
+    """Cannot say what is reached, from its n-th question on."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def reached(self, row, observation):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyError("odd")
+        return super().reached(row, observation)
+
+
+def test_where_the_describer_fails_nothing_is_reached_and_the_run_goes_on(caplog):
+    env, bonus = build(Names(p0="middle"))
+    bonus.describer = Failing(4)
+    with caplog.at_level("WARNING", logger="torchrl"):
+        batch = play(env, 12)
+    assert rewards(batch) == pytest.approx([0.0, 0.1, 0.0, 1.0] + [0.0, 0.0, 0.0, 1.0] * 2)
+    assert bonus.stats()["faults"] == 16 - 4 - 1 and caplog.text.count("'odd'") == 1
+    env, bonus = build(Names(p0="middle"))
+    bonus.describer = Failing(0)
+    with pytest.raises(KeyError, match="odd"):
+        play(env, 12)
 
 
 def test_a_subgoal_that_was_reached_is_not_paid_again():

@@ -161,9 +161,18 @@ class ProgramSet:
             values = used.compute(self.sandbox, view, key)
             if values is not None:
                 found[used] = values
-            if used.retired is None and used.failed >= self.max_failures:
-                self.retire(used, f"{used.failed} failures, the last: {used.error}")
+            self._retire_failed(used)
         return found
+
+    def fail(self, programs: Sequence[UsedProgram], error: str) -> None:
+        """Count a view that could not be had as a failure of each of the ``programs``."""
+        for used in programs:
+            used.failed, used.error = used.failed + 1, error
+            self._retire_failed(used)
+
+    def _retire_failed(self, used: UsedProgram) -> None:
+        if used.retired is None and used.failed >= self.max_failures:
+            self.retire(used, f"{used.failed} failures, the last: {used.error}")
 
     def observe(self, used: UsedProgram, block: int, episode_return: float) -> None:
         """Tell a program's bandit what an episode returned, and retire one that does not pay."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from torchrl.envs.transforms import (
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest, Describer, question_of
-from lore_torchrl.advisors.errors import AdviceError, error_of_kind
+from lore_torchrl.advisors.errors import AdviceError
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals, TDErrorSpike
 from lore_torchrl.transforms.plans import PlanFollower
 from lore_torchrl.transforms.rows import (
@@ -135,10 +134,9 @@ class AdviceTransform(RowTransform):
     ) -> None:
         if not isinstance(service, AdviceService):
             raise TypeError(f"AdviceTransform needs an AdviceService, got {service!r}.")
-        in_keys = describer.in_keys
-        in_keys = [in_keys] if isinstance(in_keys, str) else list(in_keys)
-        if not describer.actions or not in_keys:
-            raise ValueError(f"The describer has actions={describer.actions!r}, {in_keys=}.")
+        if not describer.actions or not describer.in_keys:
+            has = f"actions={describer.actions!r}, in_keys={describer.in_keys!r}"
+            raise ValueError(f"The describer has {has}.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount must lie in [0, 1], got {discount}.")
         for method in ("observe", "cache_key", "request"):
@@ -155,9 +153,8 @@ class AdviceTransform(RowTransform):
         out_keys = [*keys.ADVICE_KEYS, keys.ADVICE_ID, keys.FALLBACK]
         out_keys += [keys.PLAN] * bool(plan_horizon) + [keys.ACTION_MASK] * action_mask
         out_keys += [keys.SUBGOAL] * subgoals
-        super().__init__(in_keys=in_keys, out_keys=out_keys)
+        super().__init__(describer, out_keys)
         self.service = service
-        self.describer = describer
         self.require_key = require_key
         self.beta_key = beta_key
         self.success_key = success_key
@@ -168,8 +165,6 @@ class AdviceTransform(RowTransform):
         self.plan_horizon = plan_horizon
         self.subgoals = tuple(describer.subgoals) if subgoals else ()
         self._n_actions = len(describer.actions)
-        # What the describer has described without a fault.
-        self._described: set[str] = set()
         service.cache.expect(self._n_actions)
         self._begin(0)
 
@@ -349,21 +344,6 @@ class AdviceTransform(RowTransform):
             planned = self._planned(row, observation, action, changed=key != before)
         no_op = action if useless and key == before else None
         return Query(key, partial(self._request, row, observation), row, state, no_op, planned)
-
-    @contextmanager
-    def _describing(self, what: str) -> Iterator[None]:
-        """Let a describer that fails on its first use end the run, later cost the advice."""
-        try:
-            yield
-        except Exception as error:
-            name = f"{type(self.describer).__name__} failed to describe {what}"
-            message = f"{name}: {type(error).__name__}: {error}"
-            if what not in self._described:
-                if isinstance(error, AdviceError):  # which would cost the advice alone
-                    raise RuntimeError(message) from error
-                raise
-            raise error_of_kind("describer", message) from error
-        self._described.add(what)
 
     def _planned(
         self, row: int, observation: Mapping[str, Any], action: int | None, *, changed: bool

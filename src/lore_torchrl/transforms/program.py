@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Describer
+from lore_torchrl.advisors.errors import AdviceError
 from lore_torchrl.sandbox import ProgramSet, UsedProgram, discounted_returns
 from lore_torchrl.sandbox.program import Kind
 from lore_torchrl.transforms.rows import (
@@ -71,8 +72,8 @@ class ProgramTransform(RowTransform):
         check_program_view(describer)
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f"gamma must lie in [0, 1], got {gamma}.")
-        super().__init__(in_keys=list(describer.in_keys), out_keys=list(self.writes))
-        self.programs, self.describer = programs, describer
+        super().__init__(describer, self.writes)
+        self.programs = programs
         self.gamma, self.learning = gamma, learning
         self._begin(0)
 
@@ -149,12 +150,17 @@ class ProgramTransform(RowTransform):
         for row in np.flatnonzero(where).tolist():
             observation = observations[row]
             action = None if actions is None else actions[row]
-            self.describer.observe(row, observation, action, reset=actions is None)
             running = [used for used in self._running[row] if used.retired is None]
             found[row] = {}
-            if running:
-                view = self.describer.program_view(row, observation)
-                found[row] = self.programs.compute(running, view)
+            try:
+                with self._describing("a step"):
+                    self.describer.observe(row, observation, action, reset=actions is None)
+                    if running:
+                        view = self.describer.program_view(row, observation)
+                        found[row] = self.programs.compute(running, view)
+            except AdviceError as error:
+                self.programs.fail(running, str(error))
+                self._running[row] = []  # what it remembers is wrong until the reset
             for used, values in self._values[row].items():
                 # Of a failure it is not known what it would have told.
                 values.append(found[row].get(used, values[-1] if values else None))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,24 @@ from torchrl.data.tensor_specs import Composite, TensorSpec
 from torchrl.envs.transforms import Transform
 
 from lore_torchrl.advisors.base import Describer
+from lore_torchrl.advisors.errors import AdviceError, error_of_kind
 
 
 class RowTransform(Transform):
-    """Base of the transforms that follow each row of a batch of live environments."""
+    """Base of the transforms that follow each row of a batch of live environments.
+
+    Args:
+        describer: What they ask of the rows' observations; they read its ``in_keys``.
+        out_keys: What they write.
+    """
+
+    def __init__(self, describer: Describer, out_keys: Sequence[NestedKey]) -> None:
+        in_keys = describer.in_keys
+        in_keys = [in_keys] if isinstance(in_keys, str) else list(in_keys)
+        super().__init__(in_keys=in_keys, out_keys=list(out_keys))
+        self.describer = describer
+        # What the describer has done without a fault.
+        self._described: set[str] = set()
 
     @abstractmethod
     def _begin(self, rows: int) -> None:
@@ -42,6 +57,21 @@ class RowTransform(Transform):
                 raise RuntimeError("A partial reset came first: reset the whole environment.")
             self._begin(rows)
         return reset
+
+    @contextmanager
+    def _describing(self, what: str) -> Iterator[None]:
+        """Let a describer that fails on its first use end the run, later cost what it is for."""
+        try:
+            yield
+        except Exception as error:
+            name = f"{type(self.describer).__name__} failed to describe {what}"
+            message = f"{name}: {type(error).__name__}: {error}"
+            if what not in self._described:
+                if isinstance(error, AdviceError):  # which would cost the advice alone
+                    raise RuntimeError(message) from error
+                raise
+            raise error_of_kind("describer", message) from error
+        self._described.add(what)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare the entries."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl import logger as torchrl_logger
 from torchrl.data.tensor_specs import Bounded, TensorSpec, Unbounded
 from torchrl.envs.transforms.utils import _get_reset
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import AdviceRequest, Describer
+from lore_torchrl.advisors.errors import AdviceError
 from lore_torchrl.configs.lore import SubgoalConfig
 from lore_torchrl.sandbox import Program, ProgramSet
 from lore_torchrl.transforms.program import check_program_view
@@ -58,21 +60,20 @@ class SubgoalBonus(RowTransform):
     counts: Tensor
     paid: Tensor
     steps: Tensor
+    faults: Tensor
 
     def __init__(
         self, describer: Describer, *, scale: float = 0.1, episode_budget: float = 0.5
     ) -> None:
         SubgoalConfig(scale=scale, episode_budget=episode_budget)
         self.names = subgoals_of(describer)
-        super().__init__(
-            in_keys=list(describer.in_keys), out_keys=[keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD]
-        )
-        self.describer = describer
+        super().__init__(describer, [keys.SUBGOAL, keys.REACHED, keys.RAW_REWARD])
         self.scale, self.episode_budget = scale, episode_budget
-        # Times that each was reached; for the log, all bonuses and steps.
+        # Times that each was reached; for the log, all bonuses, steps and failures of reached().
         self.register_buffer("counts", torch.zeros(len(self.names)))
         self.register_buffer("paid", torch.zeros((), dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("faults", torch.zeros((), dtype=torch.long))
         self._begin(0)
 
     def _begin(self, rows: int) -> None:
@@ -128,15 +129,23 @@ class SubgoalBonus(RowTransform):
 
     def _reached(self, tensordict: TensorDictBase) -> Tensor:
         """Return which subgoals are true of each row's observation, ``[*B, G]``."""
-        seen = enumerate(observations_of(tensordict, self.in_keys))
-        found = [self.describer.reached(row, observation) for row, observation in seen]
-        rows = [[float(name in one) for name in self.names] for one in found]
+        rows = []
+        for row, observation in enumerate(observations_of(tensordict, self.in_keys)):
+            true: Collection[str] = ()
+            try:
+                with self._describing("what is reached"):
+                    true = self.describer.reached(row, observation)
+            except AdviceError as error:
+                if not self.faults:
+                    torchrl_logger.warning(f"No subgoal is reached where {error}; it is counted.")
+                self.faults += 1
+            rows.append([float(name in true) for name in self.names])
         return torch.tensor(rows, device=tensordict.device).view(*tensordict.batch_size, -1)
 
     def stats(self) -> dict[str, float]:
-        """Return for the log how often subgoals were reached, and the mean bonus of a step."""
-        mean = self.paid / self.steps.clamp_min(1)
-        return {"reached": self.counts.sum().item(), "bonus": mean.item()}
+        """Return how often subgoals were reached, a step's mean bonus, and ``reached()`` failed."""
+        mean = (self.paid / self.steps.clamp_min(1)).item()
+        return {"reached": self.counts.sum().item(), "bonus": mean, "faults": self.faults.item()}
 
 
 class ProgramSubgoals:
