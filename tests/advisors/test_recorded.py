@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -277,6 +278,19 @@ def test_recorder_pickles_and_passes_state_and_prefix_through(tmp_path):
     answers(copy, ask("k"))
     copy.close()
     assert len(rows(tmp_path / "b")) == 1
+
+
+def test_answers_wait_while_another_program_has_the_file_locked(tmp_path):
+    recorder = RecordingAdvisor(Says([Advice((0.0, 1.0))]), tmp_path / "a")
+    with closing(sqlite3.connect(tmp_path / "a", check_same_thread=False)) as other:
+        other.isolation_level = None
+        other.execute("BEGIN IMMEDIATE")
+        unlock = threading.Timer(5.5, other.execute, ("ROLLBACK",))  # SQLite's own patience is 5 s
+        unlock.start()
+        answers(recorder, ask("k"))
+        unlock.join()
+    assert len(rows(tmp_path / "a")) == 1
+    recorder.close()
 
 
 def test_a_file_that_cannot_be_written_stops_the_run(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tiny_run import COLUMNS
+from torchrl import logger as torchrl_logger
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice, AdviceRequest
@@ -101,3 +102,22 @@ def test_the_replay_hook_calls_its_listeners(tmp_path):
     log(batch([[1, 0, 0]], [[False] * 3]))
     hook.write_late()
     assert [line["advice_id"] for line in read_advice(tmp_path)] == [1]
+
+
+def test_what_cannot_be_written_ends_the_log_and_not_the_run(tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(torchrl_logger, "warning", warnings.append)
+    log = make_log(tmp_path / "advice.jsonl")
+    log.path.unlink()
+    log.path.mkdir()
+    for _ in range(3):
+        log(batch([[1, 0, 0]], [[True] * 3]))
+    assert len(warnings) == 1 and "advice.jsonl ends here" in warnings[0]
+
+
+def test_a_prompt_that_fails_is_named_in_its_line(tmp_path):
+    log = make_log(tmp_path / "advice.jsonl")
+    log.service.advisor = SimpleNamespace(prompt=lambda request: {}["room"])
+    log(batch([[1, 0, 0]], [[True] * 3]))
+    (line,) = read_advice(tmp_path)
+    assert line["prompt"] == "KeyError: 'room'"

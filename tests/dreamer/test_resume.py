@@ -210,6 +210,7 @@ def test_two_resumes_of_one_checkpoint_are_equal_to_the_bit(finished, tmp_path):
         ("gate", "value_weight", 0.3, "lore.gate.value_weight"),
         ("epsilon", "eps_init", 0.3, "lore.epsilon"),
         ("calls", "td_spike", 2.0, "lore.calls.td_spike"),
+        ("subgoal", "path", "recordings/programs_llm.jsonl", "lore.subgoal.path"),
     ],
 )
 def test_parts_that_could_not_be_restored_are_named(finished, part, setting, value, named):

@@ -15,6 +15,7 @@ from tiny_run import OFF, tiny_config
 
 from lore_torchrl.configs import HealthConfig, LoggerConfig
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
+from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.run import read_stop, train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -67,6 +68,19 @@ def test_a_run_that_goes_through_leaves_no_word_of_a_stop(tmp_path):
     (tmp_path / "stopped.json").write_text("{}")
     train(tiny_config(tmp_path, total_steps=32, logger=QUIET, lore=OFF))
     assert read_stop(tmp_path) is None
+
+
+def test_a_run_whose_end_cannot_be_uploaded_is_complete(tmp_path, monkeypatch, caplog):
+    def publish(*_args, **_settings):
+        raise ConnectionError("no route to the server")
+
+    monkeypatch.setattr(RunLogger, "publish", publish)
+    closed = []
+    monkeypatch.setattr(RunLogger, "close", lambda _self, *, failed=False: closed.append(failed))
+    with caplog.at_level("WARNING", logger="torchrl"):
+        summary = train(tiny_config(tmp_path, total_steps=32, logger=QUIET, lore=OFF))
+    assert summary["step"] == 32 and closed == [False]
+    assert "not uploaded" in caplog.text and "no route to the server" in caplog.text
 
 
 SILENT = """

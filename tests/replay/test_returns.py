@@ -115,6 +115,13 @@ def test_rows_written_anew_are_left_alone():
     expect(sorted(stored(replay)), 0.0, 12.0, 16.0, 16.0)
 
 
+def test_an_endless_episode_holds_no_more_rows_than_replay():
+    returns, replay = make_returns(), make_replay(capacity=4, members=1)
+    for _ in range(5):
+        store(returns, replay, [1.0, 2.0, 4.0])
+    assert len(returns._open[0]) == 4
+
+
 def test_an_episode_that_a_resume_cut_off_stays_unknown():
     returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0])

@@ -215,7 +215,8 @@ class RecordingAdvisor(Wrapper):
         values = ", ".join(f":{name}" for name in rows[0])
         try:
             # A connection for each batch: none survives a fork or a pickle.
-            with closing(sqlite3.connect(self.path)) as database, database:
+            # Where another program reads it, the answers wait rather than be lost.
+            with closing(sqlite3.connect(self.path, timeout=60.0)) as database, database:
                 database.executemany(f"INSERT INTO answers ({columns}) VALUES ({values})", rows)
         except sqlite3.Error as err:
             raise FatalAdviceError(

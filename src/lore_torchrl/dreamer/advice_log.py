@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl import logger as torchrl_logger
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.redaction import redact_all
@@ -88,17 +89,26 @@ class AdviceLog:
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         self._left -= len(lines)
-        if lines:
+        if not lines:
+            return
+        ordered = sorted(lines, key=lambda line: line["step"])
+        try:
             with self.path.open("a") as file:
-                ordered = sorted(lines, key=lambda line: line["step"])
                 file.writelines(json.dumps(redact_all(line)) + "\n" for line in ordered)
+        except OSError as error:
+            self._left = 0
+            torchrl_logger.warning(f"{self.path} ends here, the run goes on: {error}.")
 
     def _line(self, row: TensorDictBase, advice_id: int, step: int, env: int) -> dict[str, Any]:
         request = self.service.question(advice_id)
         advisor = self.service.advisor
         advisor = getattr(advisor, "advisor", advisor)  # of a recording
-        prompt = getattr(advisor, "prompt", None)
-        written = str(prompt(request)) if callable(prompt) and request is not None else None
+        written = None
+        if request is not None and callable(prompt := getattr(advisor, "prompt", None)):
+            try:
+                written = str(prompt(request))
+            except Exception as error:  # it is the user's
+                written = f"{type(error).__name__}: {error}"
         if row.get("logits", None) is not None:
             policy, mix = self._probs(row.get("logits")), self._probs(row.get(keys.MIX_LOGITS))
             action = self.actions[int(row.get("action").argmax(-1))]

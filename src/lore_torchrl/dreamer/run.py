@@ -126,6 +126,7 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.mixer.action_mask": lore.mixer.action_mask,
         "lore.mixer.value_gate": lore.mixer.value_temperature is not None,
         "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine, lore.subgoal.condition],
+        "lore.subgoal.path": lore.subgoal.path is not None,
         "lore.progress": lore.progress.enabled,
         "lore.disagreement": lore.disagreement if gate.disagreement_weight else None,
         "lore.value_ensemble": lore.value_ensemble if ensemble else None,
@@ -421,5 +422,10 @@ def _publish(run: Run, output: Path) -> dict[str, float]:
         summary |= row
     folder = output / "checkpoints"
     checkpoint = CheckpointRotation(folder, keep_last=1).latest() if folder.is_dir() else None
-    run.logger.publish(summary, figures=figures, advice=read_advice(output), checkpoint=checkpoint)
+    advice = read_advice(output)
+    try:
+        run.logger.publish(summary, figures=figures, advice=advice, checkpoint=checkpoint)
+    except Exception as error:  # a logger's, of any class; the run is complete without it
+        about = f"{type(error).__name__}: {error}"
+        torchrl_logger.warning(f"The end of {output} is not uploaded, its files are whole: {about}")
     return summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -43,7 +43,7 @@ class EpisodeReturns:
         self.value = value
         self.gamma = gamma
         # Of each stream's episode under way: reward and place of its rows.
-        self._open: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+        self._open: dict[int, deque[tuple[float, int, int]]] = {}
 
     def prepare(self, records: TensorDictBase) -> TensorDictBase:
         """Add the return, as yet unknown, and an imitation weight of 0 to records ``[N]``."""
@@ -68,7 +68,10 @@ class EpisodeReturns:
         rows: list[tuple[int, int, int, float]] = []
         for row, (stream, start) in enumerate(zip(streams, starts, strict=True)):
             if start:  # an episode before it that a resumed run cut off has no end
-                self._open[stream].clear()
+                self._open.pop(stream, None)
+            if stream not in self._open:
+                # Of a longer episode replay has lost the first rows.
+                self._open[stream] = deque(maxlen=replay[stream].storage.max_size)
             episode = self._open[stream]
             episode.append((reward[row], places[0][row], places[1][row]))
             if done[row]:

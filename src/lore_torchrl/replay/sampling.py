@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torchrl.data import SliceSampler, Storage
 
+from lore_torchrl import keys
 from lore_torchrl.keys import raw_reward
+
+_READ = ("is_init", ("next", "reward"), ("next", keys.RAW_REWARD), ("next", "done"))
 
 
 def record_weights(
@@ -105,7 +108,8 @@ class SequenceWeights:
             self._found[sampler] = (torch.zeros(0, dtype=torch.long), torch.zeros(0))
             if not len(storage):
                 continue
-            records = storage[:].select("is_init", "next")
+            # Not the observations: a copy of all of them takes seconds.
+            records = storage[:].select(*_READ, strict=False)
             begins, _, lengths = sampler._get_stop_and_length(storage)
             # Slots in the order of time: a stream wraps around, and a resumed run has cut it.
             for begin, length in zip(begins[:, 0].tolist(), lengths.tolist(), strict=True):
