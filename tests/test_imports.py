@@ -23,7 +23,7 @@ ALLOWED = {
     "transforms": {"advisors", "configs", "sandbox", "service", "keys"},
     "policies": {"functional", "keys"},
     "modules": {"configs", "functional", "keys", "policies"},
-    "control": {"functional", "keys"},
+    "control": {"configs", "functional", "keys"},
     "objectives": {"configs", "control", "modules", "functional", "keys", "policies"},
     "envs": {"advisors", "keys"},
     "replay": {"advisors", "keys"},

@@ -14,6 +14,7 @@ from torchrl.data import Bounded
 from torchrl.envs.transforms import TensorDictPrimer
 
 from lore_torchrl import keys
+from lore_torchrl.configs.lore import BanditConfig
 
 # Least mean return of unadvised segments that an advised one is compared with; it weighs as much
 # as one segment. And the largest return, of which sums and spans stay finite.
@@ -74,14 +75,7 @@ class AdviceBandit(TensorDictModuleBase):
         seed: int = 0,
     ):
         super().__init__()
-        for name, value, fine, rule in (
-            ("segment_steps", segment_steps, segment_steps is None or segment_steps > 0, "be > 0"),
-            ("gain", gain, 0 < gain < 1, "lie in (0, 1)"),
-            ("floor", floor, 0 < floor < 0.5, "lie in (0, 0.5)"),
-            ("decay", decay, 0 < decay <= 1, "lie in (0, 1]"),
-        ):
-            if not fine:
-                raise ValueError(f"{name} must {rule}, got {value}.")
+        BanditConfig(segment_steps=segment_steps, gain=gain, floor=floor, decay=decay)
         self.segment_steps, self.gain, self.decay = segment_steps, gain, decay
         self.seed, self._generator = seed, None
         self._unobserved = 0  # policy steps since the last call of observe()

@@ -27,7 +27,6 @@ class SubgoalHead(nn.Module):
 
     Keyword Args:
         weight: :math:`\beta_g`. Default: ``0.1``.
-        num_cells: Width of the hidden layer. Default: ``64``.
 
     Raises:
         ValueError: If there are no subgoals.
@@ -39,18 +38,14 @@ class SubgoalHead(nn.Module):
                 [0.0500, 0.0250]])
     """
 
-    def __init__(
-        self, in_features: int, num_subgoals: int, *, weight: float = 0.1, num_cells: int = 64
-    ):
+    def __init__(self, in_features: int, num_subgoals: int, *, weight: float = 0.1):
         super().__init__()
         if num_subgoals < 1:
             raise ValueError(f"A subgoal head needs subgoals, got {num_subgoals}.")
         self.weight = weight
         self.register_buffer("novelty", torch.ones(num_subgoals))
         # Zero output: every state is as likely as not, and no rollout gains more than another.
-        self.network = DreamerV3MLP(
-            in_features, num_subgoals, 1, num_cells, outscale=0.0, norm_eps=1e-4
-        )
+        self.network = DreamerV3MLP(in_features, num_subgoals, 1, 64, outscale=0.0, norm_eps=1e-4)
 
     @torch.no_grad()
     def count(self, reached: Tensor) -> None:

@@ -49,7 +49,6 @@ class ProgressShaping(ProgramTransform):
     Keyword Args:
         gamma: :math:`\gamma`, the learner's discount. Default: ``1 - 1/333``.
         episode_budget: Most absolute shaping of an episode, above 0. Default: ``4.0``.
-        learning: As there. Default: ``True``.
 
     Raises:
         ValueError: If ``episode_budget`` is not above 0, or as there.
@@ -65,12 +64,11 @@ class ProgressShaping(ProgramTransform):
         *,
         gamma: float = 1.0 - 1.0 / 333.0,
         episode_budget: float = 4.0,
-        learning: bool = True,
     ) -> None:
         ProgressConfig(episode_budget=episode_budget)
         self.episode_budget = episode_budget
         self.episodes, self.paid = 0, 0.0
-        super().__init__(programs, describer, gamma=gamma, learning=learning)
+        super().__init__(programs, describer, gamma=gamma)
 
     def _begin(self, rows: int) -> None:
         super()._begin(rows)
