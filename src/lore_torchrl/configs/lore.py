@@ -381,7 +381,7 @@ class SamplingConfig(Settings, prefix="lore.sampling"):
         1.0, "`advantage`: of the softmax over episodes, in units of the return.", gt=0
     )
     ratio: float = setting(
-        2.0, "`success`: how many times as often a success is drawn.", gt=0, lt=math.inf
+        8.0, "`success`: how many times as often a success is drawn.", gt=0, lt=math.inf
     )
 
 

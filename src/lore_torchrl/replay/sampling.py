@@ -22,7 +22,7 @@ def record_weights(
     *,
     kind: Literal["success", "advantage"],
     temperature: float = 1.0,
-    ratio: float = 2.0,
+    ratio: float = 8.0,
 ) -> Tensor:
     r"""Return how often records are to be drawn by the return of their episode, ``[N]``.
 
