@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from lore_torchrl.sandbox import Limits, Program, ProgramSet
+from lore_torchrl.sandbox import Limits, Program, ProgramError, ProgramSet, Sandbox
 
 pytest.importorskip("pydantic_monty")
 
@@ -145,3 +145,24 @@ def test_nothing_lasts_beyond_a_run(code, expected):
     assert expected is None or first == expected
     after = Program("features", "def compute_features(obs):\n    return {'a': len('four') + 0.0}")
     assert sandbox.run(after, VIEW) == {"a": 4.0} and repr(VIEW) == before
+
+
+NEST = "def nest():\n    x = (0,)\n    for i in range(60): x = (x, x)\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return {nest(): 1.0}",
+        "return {'a': {nest()}}",
+        "return {'a': {nest(): 1.0}}",
+        "global type, _json\n    type = _json = lambda x: dict\n    return {nest(): 1.0}",
+        "global type\n    type = lambda x: None\n    return {'a': 1.0}",
+        "global _json\n    _json = 1\n    return '[[[['",
+    ],
+    ids=["a key", "a set", "a key below", "redefined", "redefined type", "no JSON"],
+)
+def test_a_result_that_takes_forever_to_hash_costs_the_program_alone(body):
+    program = Program("features", f"{NEST}def compute_features(obs):\n    {body}\n")
+    with pytest.raises(ProgramError):
+        Sandbox(LIMITS).run(program, VIEW)

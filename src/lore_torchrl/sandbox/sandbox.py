@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ _POLICY = {
     "random_start": {"seed": 0},
 }
 _LONGEST_TEXT = 2000
+# The result leaves as text, whatever the program has redefined: as an object, a key of nested
+# tuples takes the host forever to hash. The names beside it tell `1` from `"1"`.
+_CALL = """
+_result = {function}(obs)
+import json as _json
+f"{{_json.dumps([_result, [*_result] if type(_result) is dict else None])}}"
+"""
 
 
 class ProgramError(Exception):
@@ -62,7 +70,7 @@ class Sandbox:
     """Runs programs in `Monty <https://github.com/pydantic/monty>`_, a Python without I/O.
 
     The interpreter is a Rust program in a process of its own, without files, network, environment
-    and host objects; plain data goes in and out. Every run has a session of its own: nothing that
+    and host objects; plain data goes in, and JSON text comes out. Every run has a session of its own: nothing that
     a program keeps or redefines lasts to the next row, step or version. The worker process starts
     with the first run of each process; a spawned child has its own, and so has a child that was
     forked before its parent ran a program.
@@ -106,7 +114,7 @@ class Sandbox:
 
     def _run(self, pool: Any, program: Program, view: Mapping[str, Any]) -> Any:
         monty, limits = _monty(), self.limits
-        code = f"{program.code}\n{program.function}(obs)"
+        code = program.code + _CALL.format(function=program.function)
         try:
             with pool.checkout(
                 limits={
@@ -119,24 +127,26 @@ class Sandbox:
                 os_policy=_POLICY,
             ) as session:
                 printed = monty.CollectString(max_bytes=limits.output)
-                value = session.feed_run(code, inputs={"obs": view}, print_callback=printed)
+                text = session.feed_run(code, inputs={"obs": view}, print_callback=printed)
         except monty.MontyConversionError as error:
             raise TypeError(f"program_view() must return plain Python data: {error}") from None
         except monty.MontyCrashedError as error:
             raise ProgramError("crash", f"The interpreter was ended: {error}") from None
         except (monty.MontyError, TimeoutError, MemoryError) as error:
             raise _program_error(error) from None
-        # What cannot be made a Python object, such as a number of thousands of digits.
-        except (ValueError, OverflowError, RecursionError, TypeError) as error:
+        try:
+            value, names = json.loads(text)
+        # Such as a list of a thousand levels, or a redefined `type`.
+        except (ValueError, RecursionError, TypeError) as error:
             raise ProgramError("result", f"The result cannot be read: {error}") from None
         if program.kind == "progress":
             return _number(value, "progress(obs)", 0.0, 1.0)
-        return self._entries(value, program)
+        return self._entries(value, names, program)
 
-    def _entries(self, value: Any, program: Program) -> dict[str, float]:
+    def _entries(self, value: Any, names: Any, program: Program) -> dict[str, float]:
         call, subgoals = f"{program.function}(obs)", program.kind == "subgoals"
-        # Never shown as a whole: a small result can have an endless repr.
-        if type(value) is not dict or not all(type(name) is str for name in value):
+        # Never shown as a whole: it can be long.
+        if type(value) is not dict or names != list(value):
             form = "bool" if subgoals else "float"
             raise ProgramError("result", f"{call} must be a dict from str to {form}.")
         most = self.limits.most_features
