@@ -76,27 +76,30 @@ def test_a_subgoal_is_paid_once_an_episode_and_less_each_time():
 class Failing(Named):
     """Cannot say what is reached, from its n-th question on."""
 
-    def __init__(self, n):
+    def __init__(self, n, says):
         super().__init__()
-        self.left = n
+        self.left, self.says = n, says
 
     def reached(self, row, observation):
         self.left -= 1
-        if self.left < 0:
-            raise KeyError("odd")
-        return super().reached(row, observation)
+        return self.says() if self.left < 0 else super().reached(row, observation)
 
 
-def test_where_the_describer_fails_nothing_is_reached_and_the_run_goes_on(caplog):
+def odd():
+    raise KeyError("odd")
+
+
+@pytest.mark.parametrize(("says", "error"), [(odd, KeyError), (lambda: None, TypeError)])
+def test_where_the_describer_fails_nothing_is_reached_and_the_run_goes_on(says, error, caplog):
     env, bonus = build(Names(p0="middle"))
-    bonus.describer = Failing(4)
+    bonus.describer = Failing(4, says)
     with caplog.at_level("WARNING", logger="torchrl"):
         batch = play(env, 12)
     assert rewards(batch) == pytest.approx([0.0, 0.1, 0.0, 1.0] + [0.0, 0.0, 0.0, 1.0] * 2)
-    assert bonus.stats()["faults"] == 16 - 4 - 1 and caplog.text.count("'odd'") == 1
+    assert bonus.stats()["faults"] == 16 - 4 - 1 and caplog.text.count("is reached where") == 1
     env, bonus = build(Names(p0="middle"))
-    bonus.describer = Failing(0)
-    with pytest.raises(KeyError, match="odd"):
+    bonus.describer = Failing(0, says)
+    with pytest.raises(error):
         play(env, 12)
 
 

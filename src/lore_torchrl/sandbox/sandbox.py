@@ -70,10 +70,10 @@ class Sandbox:
     """Runs programs in `Monty <https://github.com/pydantic/monty>`_, a Python without I/O.
 
     The interpreter is a Rust program in a process of its own, without files, network, environment
-    and host objects; plain data goes in, and JSON text comes out. Every run has a session of its own: nothing that
-    a program keeps or redefines lasts to the next row, step or version. The worker process starts
-    with the first run of each process; a spawned child has its own, and so has a child that was
-    forked before its parent ran a program.
+    and host objects; plain data goes in, and JSON text comes out. Every run has a session of its
+    own: nothing that a program keeps or redefines lasts to the next row, step or version. The
+    worker process starts with the first run of each process; a spawned child has its own, and so
+    has a child that was forked before its parent ran a program.
 
     Args:
         limits: What one run may take. Default: ``Limits()``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,10 +131,10 @@ class SubgoalBonus(RowTransform):
         """Return which subgoals are true of each row's observation, ``[*B, G]``."""
         rows = []
         for row, observation in enumerate(observations_of(tensordict, self.in_keys)):
-            true: Collection[str] = ()
+            true: set[str] = set()
             try:
                 with self._describing("what is reached"):
-                    true = self.describer.reached(row, observation)
+                    true = set(self.describer.reached(row, observation))
             except AdviceError as error:
                 if not self.faults:
                     torchrl_logger.warning(f"No subgoal is reached where {error}; it is counted.")
