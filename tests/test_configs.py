@@ -99,6 +99,8 @@ ROOT = Path(__file__).resolve().parent.parent
         ),
         (lambda: configs.DreamerConfig(actor_layers=0), "actor_layers=0"),
         (lambda: configs.DreamerConfig(seq_len=1), "seq_len=1"),
+        (lambda: configs.TrainConfig(seed=-1), "seed=-1"),
+        (lambda: configs.TrainConfig(seed=1_000_000), "seed=1000000"),
         (lambda: configs.DreamerConfig(replay_ratio=float("inf")), "replay_ratio=inf"),
         (lambda: configs.CallsConfig(budget="5"), "budget='5' is impossible: it must be int"),
         (lambda: configs.CallsConfig(budget=5.5), "budget=5.5"),

@@ -99,6 +99,8 @@ def test_learned_parts_are_built_where_they_are_on(env_and_agent):
     config = LoReConfig(prior_net=PriorNetConfig(enabled=True))
     with pytest.raises(ValueError, match="latent_sizes"):
         make(agent, config)
+    with pytest.raises(ValueError, match=r"latent_sizes must be \(state, belief\)"):
+        make(agent, config, latent_sizes=(agent.state_dim,))
     with make(agent, config, latent_sizes=(agent.state_dim, agent.belief_dim)) as lore:
         assert list(lore.parameters()) == list(lore.actor.prior_net.parameters())
 

@@ -159,6 +159,11 @@ class LoRe:
         for part in (advisor, describer):
             if isinstance(part, type):
                 raise TypeError(f"{part.__name__} is a class: make one, {part.__name__}(...).")
+        if not describer.actions:
+            raise ValueError(
+                f"{type(describer).__name__}.actions must name the actions, got "
+                f"{describer.actions!r}."
+            )
         foreign = {
             "features.enabled": c.features.enabled,
             "progress.enabled": c.progress.enabled,
@@ -507,6 +512,8 @@ def build_lore_actor(
             raise ValueError(
                 f"{wanted} learns from the latent state: pass latent_sizes=(state, belief)."
             )
+        if len(latent_sizes) != 2 or not all(type(n) is int and n > 0 for n in latent_sizes):
+            raise ValueError(f"latent_sizes must be (state, belief), got {latent_sizes!r}.")
         return latent_sizes
 
     if world is None and (c.planner.enabled or c.mixer.value_temperature is not None):

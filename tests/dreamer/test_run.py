@@ -159,6 +159,12 @@ def test_resume_refuses_another_network(tmp_path):
         build_run(other, advisor=planner())
 
 
+@pytest.mark.parametrize("device", ["meta", "foo", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(tmp_path, device):
+    with pytest.raises(ValueError, match=f"device='{device}' cannot be used here"):
+        build_run(tiny_config(tmp_path / "run", device=device))
+
+
 def test_resume_names_a_missing_checkpoint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint there"):
         build_run(tiny_config(tmp_path / "run", resume=str(tmp_path / "nowhere")))

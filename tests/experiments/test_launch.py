@@ -44,6 +44,21 @@ def test_a_run_knows_what_it_is(tmp_path, script):
     assert facts["seconds"] >= 0 and f"{os.cpu_count()} cores" in facts["machine"]
 
 
+@pytest.mark.parametrize("method", ["with the critic's variance", "a\\'b", "a=[b], {c}", "ends \\"])
+def test_hydra_reads_the_name_of_a_group_as_it_is(tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from hydra.core.override_parser.overrides_parser import OverridesParser\n"
+        "found = [o for o in OverridesParser.create().parse_overrides(sys.argv[1:])\n"
+        "         if o.key_or_group == 'logger.group']\n"
+        "print(found[0].value())\n"
+    )
+    (job,) = make_jobs(tmp_path, ["e"], {method: []}, seeds=1)
+    assert run_jobs([job], script=script, processes=1) == []
+    assert job.log.read_text().splitlines()[-1] == f"e: {method}"
+
+
 def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, monkeypatch):
     jobs = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=1"]}, seeds=2)
     errors = run_jobs(jobs, script=script, processes=1)

@@ -159,6 +159,21 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, files, named):
         read_runs(tmp_path)
 
 
+def test_a_study_run_without_metrics_is_named(tmp_path):
+    (study_run(tmp_path / "bad") / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"bad has no metrics\.jsonl"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"seed": "0"}, {"total_steps": None}, {"env": "Empty"}])
+def test_a_configuration_with_values_of_another_type_is_named(tmp_path, wrong):
+    plain_run(tmp_path / "one", 200, seed=0)
+    path = tmp_path / "one" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged")):
+        read_runs(tmp_path)
+
+
 @pytest.mark.parametrize(
     "text", ["a,b\n1,2\n", "experiment,method,seed,seconds,step\ne,m,0,1\n", "\0\n1\n"]
 )

@@ -147,7 +147,7 @@ def test_nothing_lasts_beyond_a_run(code, expected):
     assert sandbox.run(after, VIEW) == {"a": 4.0} and repr(VIEW) == before
 
 
-NEST = "def nest():\n    x = (0,)\n    for i in range(60): x = (x, x)\n    return x\n"
+NEST = "def nest():\n    x = (0,)\n    for i in range(40): x = (x, x)\n    return x\n"
 
 
 @pytest.mark.parametrize(
@@ -166,3 +166,11 @@ def test_a_result_that_takes_forever_to_hash_costs_the_program_alone(body):
     program = Program("features", f"{NEST}def compute_features(obs):\n    {body}\n")
     with pytest.raises(ProgramError):
         Sandbox(LIMITS).run(program, VIEW)
+
+
+@pytest.mark.parametrize(
+    "last", ["return {nest(): 1.0}", "if True:\n    return {nest()}", "nest()"]
+)
+def test_what_a_program_ends_with_outside_of_functions_is_never_read(last):
+    code = f"{NEST}def compute_features(obs):\n    return {{'a': 1.0}}\n{last}"
+    assert Sandbox(LIMITS).run(Program("features", code), VIEW) == {"a": 1.0}

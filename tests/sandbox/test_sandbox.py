@@ -208,6 +208,26 @@ def test_a_changed_program_is_refused(tmp_path):
         store.read()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"accepted": "false"},
+        {"checks": []},
+        {"checks": {"names": "ab"}},
+        {"checks": {"score": "high"}},
+        {"errors": "one"},
+        {"env": None},
+        {"code": 7},
+    ],
+)
+def test_a_line_with_a_value_of_another_type_is_refused(tmp_path, wrong):
+    store = ProgramStore(tmp_path / "programs.jsonl")
+    store.append(RISE)
+    store.path.write_text(json.dumps(json.loads(store.path.read_text()) | wrong))
+    with pytest.raises(ValueError, match="line 1"):
+        store.read()
+
+
 def test_a_line_written_by_hand_needs_kind_and_code_alone(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"kind": "progress", "code": RISE.code}) + "\n")

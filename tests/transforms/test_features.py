@@ -49,6 +49,17 @@ def test_a_failure_leaves_zeros_and_no_mask_and_the_run_goes_on():
     assert transform.programs.stats()["failed"] == 1
 
 
+def test_a_describer_that_fails_at_once_is_named():
+    class Blind(ChainDescriber):
+        def program_view(self, row, observation):
+            raise KeyError("odd")
+
+    transform = ProgramFeatures(ProgramSet([FIRST], columns=4, off_share=0.0), Blind())
+    with pytest.raises(KeyError) as error:
+        play(chain_env(transform), RIGHT)
+    assert error.value.__notes__ == ["Blind failed to describe a step."]
+
+
 def test_a_describer_that_fails_counts_as_a_failure_until_the_reset():
     class Blind(ChainDescriber):
         def program_view(self, row, observation):

@@ -200,7 +200,9 @@ class HealthConfig(Settings, prefix="health"):
 class TrainConfig(Settings):
     """The root: one training run."""
 
-    seed: int = setting(0, "Seed of everything: environments, networks, replay, advisor.")
+    seed: int = setting(
+        0, "Seed of everything: environments, networks, replay, advisor.", ge=0, lt=1_000_000
+    )
     total_steps: int = setting(10_000, "Environment steps of all environments together.", ge=1)
     steps_per_batch: int = setting(
         32, "Environment steps between rounds of updates; a multiple of env.num_envs.", ge=1

@@ -145,8 +145,12 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     seed_all(c.seed)
     try:
         device = torch.device(c.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"device={c.device!r} is none: use cpu, cuda or cuda:1.") from error
+        torch.zeros(1, device=device).item()
+    # AssertionError: a PyTorch without CUDA; NotImplementedError: meta.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device={c.device!r} cannot be used here: use cpu, cuda or cuda:1."
+        ) from error
     output = Path(c.output_dir)
     remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)

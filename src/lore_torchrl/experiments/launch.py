@@ -237,6 +237,12 @@ def _run(job: Job, script: Path, retry: bool, workers: _Workers) -> str | None:
         return _run_locked(job, script, workers, lock)
 
 
+def _quoted(text: str) -> str:
+    """Return text as Hydra's override grammar reads it back, whatever is in it."""
+    # A backslash escapes before a quote alone, and is doubled only there.
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), text) + "'"
+
+
 def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str | None:
     resumed = [f"resume={job.folder}"] if job.state == "open" and _is_resumable(job) else []
     # Left by the run, if it ended before its last step.
@@ -248,7 +254,10 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
     command = [
         *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
         *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
-        *("logger.progress_bar=false", f"logger.group='{job.experiment}: {job.method}'"),
+        *(
+            "logger.progress_bar=false",
+            f"logger.group={_quoted(f'{job.experiment}: {job.method}')}",
+        ),
     ]
     start = time.time()
     with job.log.open("a" if resumed else "w") as log:

@@ -138,8 +138,10 @@ def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
             run = path.parent
             if (run / "metrics.jsonl").exists() and not (run / "run.json").exists():
                 config = read_object(path)
-                rows = read_metrics(run) if set(config) >= _OURS else []
-                if _is_finished(config, rows):
+                if not set(config) >= _OURS:
+                    continue
+                rows = read_metrics(run)
+                if _is_finished(str(path), config, rows):
                     unnamed.append((_unnamed(config, rows, str(run)), config))
         if len(records) + len(unnamed) == found:
             raise FileNotFoundError(
@@ -156,6 +158,8 @@ def _read_job(folder: Path) -> Record:
     facts = read_object(done) if done.stat().st_size else {}
     named = {"experiment", "method"} <= set(about) and type(about.get("seed")) is int
     seconds = facts.get("seconds")
+    if not (folder / "metrics.jsonl").exists():
+        raise ValueError(f"{folder} has no metrics.jsonl: restore it, or leave its folder out.")
     if not (named and isinstance(seconds or 0, (int, float))):
         raise ValueError(
             f"{folder / 'run.json'} and {done.name} do not say which run it was: leave its "
@@ -166,7 +170,19 @@ def _read_job(folder: Path) -> Record:
     return Record(experiment, method, about["seed"], rows, seconds, machine, str(folder))
 
 
-def _is_finished(config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]) -> bool:
+def _is_finished(
+    source: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, float]]
+) -> bool:
+    env = config["env"]
+    if not (
+        type(config["seed"]) is type(config["total_steps"]) is int
+        and isinstance(env, Mapping)
+        and isinstance(env.get("id"), str)
+    ):
+        raise ValueError(
+            f"{source} is damaged: seed, total_steps or env.id is no number or name. Restore it, "
+            "or leave its run out."
+        )
     return bool(rows) and rows[-1]["step"] >= config["total_steps"]
 
 
@@ -252,9 +268,10 @@ def read_wandb(
         if run.state != "finished" or not set(run.config) >= _OURS:
             continue
         rows = _wandb_rows(run.scan_history())
-        if not _is_finished(run.config, rows):
+        source = f"{project}, run {run.id}"
+        if not _is_finished(source, run.config, rows):
             continue
-        record = _unnamed(run.config, rows, f"{project}, run {run.id}")
+        record = _unnamed(run.config, rows, source)
         experiment, separator, method = str(run.group or "").partition(": ")
         if separator:
             seconds = run.summary.get("_runtime")

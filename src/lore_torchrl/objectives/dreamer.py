@@ -103,7 +103,14 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         """Return what the stock class does, with ``loss_lore_*`` and LoRe's metrics.
 
         The sample holds sequences ``[batch, time]`` with advice under ``"next"``.
+
+        Raises:
+            ValueError: If its batch size is another.
         """
+        if sample.ndim != 2:
+            raise ValueError(
+                f"The sample must have batch size [batch, time], got {list(sample.shape)}."
+            )
         actor_loss, head = self.actor_loss, self.actor_loss.subgoal_head
         if head is not None:
             # Nothing is to be reached from a state that ends an episode.

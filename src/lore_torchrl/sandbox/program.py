@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,7 +126,7 @@ class ProgramStore:
         return found
 
     def _lines(self) -> list[str]:
-        if not self.path.exists():
+        if not self.path.is_file():
             raise FileNotFoundError(
                 f"{self.path}: there is no such file of programs. python examples/advise.py "
                 "program=... save=FILE makes one; lore.KIND.path=null takes the adapter's own."
@@ -138,13 +138,19 @@ def _read_line(path: Path, number: int, text: str) -> Program:
     try:
         row = json.loads(text)
         known = {part.name for part in fields(Program)}
-        row["errors"] = tuple(row.get("errors", ()))
         program = Program(**{name: row[name] for name in known & set(row)})
-        if (
-            not isinstance(program.code, str)
-            or row.get("code_id", program.code_id) != program.code_id
-        ):
+        for name, value in asdict(program).items():
+            form = {"accepted": bool, "checks": dict, "errors": (list, tuple)}.get(name, str)
+            if not isinstance(value, form):
+                raise TypeError(f"its {name} is a {type(value).__name__}")
+        names, score = (program.checks.get(name) for name in ("names", "score"))
+        if not (names is None or (type(names) is list and all(type(n) is str for n in names))):
+            raise TypeError("the names in its checks are no list of str")
+        if not (score is None or type(score) in (int, float)):
+            raise TypeError("the score in its checks is no number")
+        if row.get("code_id", program.code_id) != program.code_id:
             raise ValueError("its code is not that of its code_id")
+        program = replace(program, errors=tuple(program.errors))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged: line {number} holds no program ({error}). Remove that line, or "

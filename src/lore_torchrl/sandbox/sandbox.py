@@ -26,8 +26,9 @@ _POLICY = {
     "random_start": {"seed": 0},
 }
 _LONGEST_TEXT = 2000
-# The result leaves as text, whatever the program has redefined: as an object, a key of nested
-# tuples takes the host forever to hash. The names beside it tell `1` from `"1"`.
+# The result leaves as text, whatever the program has redefined or returns at its top level: as an
+# object, a key of nested tuples takes the host forever to hash. The names beside it tell `1` from
+# `"1"`.
 _CALL = """
 _result = {function}(obs)
 import json as _json
@@ -52,7 +53,8 @@ class Limits:
     """What one run of a program may take.
 
     Args:
-        time_s: Seconds of computing. Default: ``0.05``.
+        time_s: Seconds of computing, for the code outside of functions and for the call each.
+            Default: ``0.05``.
         memory: Bytes of the program's heap. Default: 16 MiB.
         recursion: Depth of calls. Default: ``100``.
         output: Bytes that it may print; nobody reads them. Default: ``10_000``.
@@ -114,7 +116,7 @@ class Sandbox:
 
     def _run(self, pool: Any, program: Program, view: Mapping[str, Any]) -> Any:
         monty, limits = _monty(), self.limits
-        code = program.code + _CALL.format(function=program.function)
+        call = _CALL.format(function=program.function)
         try:
             with pool.checkout(
                 limits={
@@ -127,7 +129,11 @@ class Sandbox:
                 os_policy=_POLICY,
             ) as session:
                 printed = monty.CollectString(max_bytes=limits.output)
-                text = session.feed_run(code, inputs={"obs": view}, print_callback=printed)
+                state = session.feed_start(program.code, print_callback=printed)
+                while not isinstance(state, monty.MontyComplete):
+                    state = state.resume_auto()
+                # What the program itself ended with is never read.
+                text = session.feed_run(call, inputs={"obs": view}, print_callback=printed)
         except monty.MontyConversionError as error:
             raise TypeError(f"program_view() must return plain Python data: {error}") from None
         except monty.MontyCrashedError as error:

@@ -69,6 +69,7 @@ class RowTransform(Transform):
             if what not in self._described:
                 if isinstance(error, AdviceError):  # which would cost the advice alone
                     raise RuntimeError(message) from error
+                error.add_note(f"{name}.")
                 raise
             raise error_of_kind("describer", message) from error
         self._described.add(what)
