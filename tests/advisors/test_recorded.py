@@ -448,7 +448,7 @@ def test_bad_files_fail_at_construction(tmp_path):
         RecordedAdvisor(tmp_path / "a", missing="ask")
     with pytest.raises(FileExistsError, match="holds 1 answers"):
         RecordingAdvisor(Says(), tmp_path / "a", append=False)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match="is a folder"):
         RecordingAdvisor(Says(), tmp_path)
     with pytest.raises(TypeError, match="advise"):
         RecordingAdvisor("nobody", tmp_path / "b")

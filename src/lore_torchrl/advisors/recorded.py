@@ -109,6 +109,7 @@ class RecordingAdvisor(Wrapper):
         TypeError: If ``advisor`` has no ``advise``.
         FileExistsError: If the file holds answers and ``append`` is false, or another
             recorder has it for itself.
+        IsADirectoryError: If the path is a folder.
         ValueError: If the file is no recording, or the one that ``advisor`` answers from or
             records to. It is left as it is.
     """
@@ -164,7 +165,12 @@ class RecordingAdvisor(Wrapper):
         self.__dict__.update(state, _claim=ExitStack())
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
-        """Return the wrapped advisor's answers, each of them recorded."""
+        """Return the wrapped advisor's answers, each of them recorded.
+
+        Raises:
+            FatalAdviceError: If the file can no longer be written: what was asked for, a run that
+                can be repeated, cannot be had. The run resumes from its checkpoint.
+        """
         start = time.perf_counter()
         try:
             answers = await self.advisor.advise(requests)
@@ -472,6 +478,8 @@ def _read_row(row: sqlite3.Row) -> Entry:
 
 def _check_recording(path: Path) -> None:
     """Raise a ``ValueError`` unless a file has the mark of a recording in SQLite's header."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a file in it.")
     with path.open("rb") as file:
         header = file.read(72)
     if header[:16] != _SQLITE_MAGIC or int.from_bytes(header[68:], "big") != _APPLICATION_ID:
