@@ -168,6 +168,12 @@ def test_a_result_that_takes_forever_to_hash_costs_the_program_alone(body):
         Sandbox(LIMITS).run(program, VIEW)
 
 
+def test_a_long_result_is_not_read():
+    code = "def compute_features(obs):\n    return {'a': [[]] * 40_000}"
+    with pytest.raises(ProgramError, match="characters as JSON"):
+        Sandbox(LIMITS).run(Program("features", code), VIEW)
+
+
 @pytest.mark.parametrize(
     "last", ["return {nest(): 1.0}", "if True:\n    return {nest()}", "nest()"]
 )

@@ -26,6 +26,8 @@ _POLICY = {
     "random_start": {"seed": 0},
 }
 _LONGEST_TEXT = 2000
+# Of 8 entries, with names of 60 characters, far below; read, a text takes many times its size.
+_LONGEST_RESULT = 100_000
 # The result leaves as text, whatever the program has redefined or returns at its top level: as an
 # object, a key of nested tuples takes the host forever to hash. The names beside it tell `1` from
 # `"1"`.
@@ -140,6 +142,8 @@ class Sandbox:
             raise ProgramError("crash", f"The interpreter was ended: {error}") from None
         except (monty.MontyError, TimeoutError, MemoryError) as error:
             raise _program_error(error) from None
+        if len(text) > _LONGEST_RESULT:
+            raise ProgramError("result", f"The result has {len(text):,} characters as JSON.")
         try:
             value, names = json.loads(text)
         # Such as a list of a thousand levels, or a redefined `type`.
