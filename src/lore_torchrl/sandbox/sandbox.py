@@ -26,15 +26,14 @@ _POLICY = {
     "random_start": {"seed": 0},
 }
 _LONGEST_TEXT = 2000
-# Of 8 entries, with names of 60 characters, far below; read, a text takes many times its size.
-_LONGEST_RESULT = 100_000
-# The result leaves as text, whatever the program has redefined or returns at its top level: as an
-# object, a key of nested tuples takes the host forever to hash. The names beside it tell `1` from
-# `"1"`.
+# The result leaves as a printed line, whatever the program has redefined or returns at its top
+# level: as an object, a key of nested tuples takes the host forever to hash. The names beside it
+# tell `1` from `"1"`.
 _CALL = """
 _result = {function}(obs)
 import json as _json
-f"{{_json.dumps([_result, [*_result] if type(_result) is dict else None])}}"
+print()
+print(_json.dumps([_result, [*_result] if type(_result) is dict else None]))
 """
 
 
@@ -55,11 +54,10 @@ class Limits:
     """What one run of a program may take.
 
     Args:
-        time_s: Seconds of computing, for the code outside of functions and for the call each.
-            Default: ``0.05``.
+        time_s: Seconds of computing. Default: ``0.05``.
         memory: Bytes of the program's heap. Default: 16 MiB.
         recursion: Depth of calls. Default: ``100``.
-        output: Bytes that it may print; nobody reads them. Default: ``10_000``.
+        output: Bytes that it may print, its result included. Default: ``10_000``.
         most_features: Entries of what ``compute_features`` and ``reached`` return. Default: ``8``.
     """
 
@@ -74,8 +72,8 @@ class Sandbox:
     """Runs programs in `Monty <https://github.com/pydantic/monty>`_, a Python without I/O.
 
     The interpreter is a Rust program in a process of its own, without files, network, environment
-    and host objects; plain data goes in, and JSON text comes out. Every run has a session of its
-    own: nothing that a program keeps or redefines lasts to the next row, step or version. The
+    and host objects; plain data goes in, and a line of JSON comes out. Every run has a session of
+    its own: nothing that a program keeps or redefines lasts to the next row, step or version. The
     worker process starts with the first run of each process; a spawned child has its own, and so
     has a child that was forked before its parent ran a program.
 
@@ -118,7 +116,7 @@ class Sandbox:
 
     def _run(self, pool: Any, program: Program, view: Mapping[str, Any]) -> Any:
         monty, limits = _monty(), self.limits
-        call = _CALL.format(function=program.function)
+        code = program.code + _CALL.format(function=program.function)
         try:
             with pool.checkout(
                 limits={
@@ -131,19 +129,18 @@ class Sandbox:
                 os_policy=_POLICY,
             ) as session:
                 printed = monty.CollectString(max_bytes=limits.output)
-                state = session.feed_start(program.code, print_callback=printed)
+                state = session.feed_start(code, inputs={"obs": view}, print_callback=printed)
                 while not isinstance(state, monty.MontyComplete):
                     state = state.resume_auto()
-                # What the program itself ended with is never read.
-                text = session.feed_run(call, inputs={"obs": view}, print_callback=printed)
         except monty.MontyConversionError as error:
             raise TypeError(f"program_view() must return plain Python data: {error}") from None
         except monty.MontyCrashedError as error:
             raise ProgramError("crash", f"The interpreter was ended: {error}") from None
         except (monty.MontyError, TimeoutError, MemoryError) as error:
             raise _program_error(error) from None
-        if len(text) > _LONGEST_RESULT:
-            raise ProgramError("result", f"The result has {len(text):,} characters as JSON.")
+        text = printed.output.rstrip("\n").rpartition("\n")[2]
+        if not text:
+            raise ProgramError("result", f"{program.function} is not called: what ends the code?")
         try:
             value, names = json.loads(text)
         # Such as a list of a thousand levels, or a redefined `type`.
