@@ -94,6 +94,15 @@ def test_the_loss_shares_gate_and_mixer_with_the_policy(env_and_agent):
         assert not list(lore.parameters())
 
 
+def test_a_describer_names_its_actions(env_and_agent):
+    _, agent = env_and_agent
+    describer = MiniGridDescriber()
+    describer.actions = None
+    networks = {"actor": agent.actor, "value": agent.value}
+    with pytest.raises(ValueError, match=r"MiniGridDescriber\.actions must name the actions"):
+        LoRe(**networks, advisor=ScriptedAdvisor(MiniGridPlanner()), describer=describer)
+
+
 def test_learned_parts_are_built_where_they_are_on(env_and_agent):
     _, agent = env_and_agent
     config = LoReConfig(prior_net=PriorNetConfig(enabled=True))

@@ -138,6 +138,11 @@ class TestEqualsStock:
         lore = tiny_learner(lore_config(**OFF))
         assert "loss_actor" in forward(lore.loss, tiny_sample(mask=None))
 
+    def test_a_sample_that_is_no_batch_of_sequences_is_refused(self):
+        lore = tiny_learner(lore_config(**OFF))
+        with pytest.raises(ValueError, match=r"batch size \[batch, time\]"):
+            forward(lore.loss, tiny_sample(mask=None).reshape(-1))
+
     def test_self_imitation_needs_no_advice(self):
         """`LoReDreamerV3Loss` around a stock loss, in a loop without an advisor."""
         alone = {"imitation_weight": 3.0, "prior_weight": 0.0, "multiplier_lr": 0.0}
