@@ -57,6 +57,19 @@ def test_the_table_of_an_experiment():
     assert stock[5].startswith("1.00 [") and stock[6:] == ("- (0 of 2)", "0")
 
 
+def test_a_method_that_did_not_log_the_metric_is_left_out():
+    advised = [
+        replace(run, rows=[{"step": 100, "eval/success": 0.5, "eval/advised/success": 0.75}])
+        for run in study().runs("e", "ours")
+    ]
+    others = study().runs("e", "stock")
+    (table,) = Study([*advised, *others], metric="eval/advised/success").tables()
+    assert table.title == "e: held-out success with advice [95% interval]"
+    assert [row[:3] for row in table.rows] == [("ours", "2", "0.75 [0.75, 0.75]")]
+    (table,) = Study([*advised, *others]).tables()
+    assert [row[0] for row in table.rows] == ["ours", "stock"]
+
+
 def test_another_metric_is_compared_by_differences_where_it_is_negative(tmp_path, no_pictures):
     runs = [
         Record("e", method, 0, [{"step": 100, "eval/success": 0.0, "eval/return": value}])

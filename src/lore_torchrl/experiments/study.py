@@ -135,7 +135,7 @@ class Study:
 
         An experiment's table has the metric at every n-th evaluation, counted from the last (the
         interquartile mean over seeds), the mean of its normalized AUC, that over the baseline's,
-        and advisor calls.
+        and advisor calls. A method of which no run logged the metric is left out.
         """
         tables = [self._one_experiment(name, every) for name in self.experiments]
         if len(self.experiments) > 1 and (self.is_success or self.baseline is not None):
@@ -144,7 +144,7 @@ class Study:
         return [*tables, sources] if sources.rows else tables
 
     def _one_experiment(self, experiment: str, every: int) -> Table:
-        methods = [method for method in self.methods if self.runs(experiment, method)]
+        methods = [m for m in self.methods if self._is_logged(experiment, m)]
         columns = {}
         for method in methods:
             steps, values = self.curves(experiment, method, self.metric)
@@ -177,6 +177,9 @@ class Study:
             rows.append((method, str(len(runs)), *cells))
         title = f"{experiment}: {self.label} [95% interval]"
         return Table(title, tuple(header), tuple(rows))
+
+    def _is_logged(self, experiment: str, method: str) -> bool:
+        return any(len(run.curve(self.metric)[0]) for run in self.runs(experiment, method))
 
     def _all_experiments(self) -> Table:
         header = ["method"]
