@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
     ("build", "message"),
     [
         (lambda: configs.EnvConfig(num_envs=0), "env.num_envs=0"),
+        (lambda: configs.EnvConfig(num_envs=1001), "env.num_envs=1001"),
+        (lambda: configs.EvaluationConfig(episodes=1001), "evaluation.episodes=1001"),
         (lambda: configs.EnvConfig(max_steps=0), "env.max_steps=0"),
         (lambda: configs.ScriptedAdvisorConfig(competence=2), "competence=2"),
         (lambda: configs.ScriptedAdvisorConfig(sharpness=0), "sharpness=0"),

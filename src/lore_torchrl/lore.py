@@ -522,7 +522,8 @@ def build_lore_actor(
             "world=WorldModel(imagination, continuation, value)."
         )
     # What is drawn for LoRe's own networks must not move the agent's random stream.
-    with torch.random.fork_rng():
+    cuda = [device] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
         gate = UncertaintyGate(**vars(c.gate))
         kind = policy_kind(actor, anchors, scale_range=scale_range, min_scale=c.mixer.min_scale)
         aligner = TemperatureAligner(**vars(c.temperature))

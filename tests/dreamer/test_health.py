@@ -91,7 +91,7 @@ def test_invalid_answers_are_counted_since_the_row_before():
     watch = monitor(patience=2)
     rows = [(10, 0), (14, 4), (20, 5), (30, 9), (40, 9)]
     values = [
-        watch.observe(100 * n, {"advice/calls": calls, "advice/failed": failed})[0].get(
+        watch.observe(100 * n, {"advice/calls": calls, "advice/lost": failed})[0].get(
             "health/invalid_answers"
         )
         for n, (calls, failed) in enumerate(map(lambda row: tuple(map(float, row)), rows))
@@ -100,14 +100,19 @@ def test_invalid_answers_are_counted_since_the_row_before():
     assert values == [0.0, 0.0, 0.0, 1.0, 0.0]
 
 
+def test_refunded_failures_are_no_calls_that_failed():
+    row = {"advice/calls": 10.0, "advice/lost": 1.0, "advice/failed": 40.0}
+    assert monitor().observe(512, row)[0]["health/invalid_answers"] == 0.0
+
+
 def test_an_advisor_that_fails_until_no_call_is_left_is_told_at_once():
     """There may be no row with calls after it: 98 calls fit between two rows."""
-    spent = {"advice/calls": 98.0, "advice/failed": 90.0, "advice/budget_left": 0.0}
+    spent = {"advice/calls": 98.0, "advice/lost": 90.0, "advice/budget_left": 0.0}
     watch = monitor()
     metrics, findings = watch.observe(512, spent)
     assert metrics["health/invalid_answers"] == 1.0 and "92%" in findings[0].message
     assert watch.observe(1_024, spent)[0]["health/invalid_answers"] == 1.0
-    assert not monitor().observe(512, spent | {"advice/failed": 10.0})[1]
+    assert not monitor().observe(512, spent | {"advice/lost": 10.0})[1]
     assert not monitor().observe(512, spent | {"advice/budget_left": 9.0})[1]
 
 

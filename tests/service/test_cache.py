@@ -96,3 +96,19 @@ def test_a_second_answer_about_a_situation_brings_its_own_plan():
     cache.put("a", Advice((0.0, 1.0), plan=(1,)), abstract_state="s")
     cache.filter_no_op("a", 0)
     assert cache.get("a", "s").plan == (1,)
+
+
+def test_what_it_knows_beside_its_answers_is_no_longer_than_they_may_be():
+    cache = AdviceCache(max_entries=2, answers_averaged=5)
+    for name in "abc":
+        cache.put(name, Advice((1.0, 0.0)), abstract_state=f"state {name}")
+        cache.get(name, f"state {name}")
+        cache.filter_no_op(f"other {name}", 0)
+        cache.close(f"closed {name}")
+    state = cache.state_dict()
+    assert list(state["visits"]) == ["state b", "state c"]
+    assert list(state["no_ops"]) == ["other b", "other c"]
+    assert state["closed"] == ["closed b", "closed c"]
+    again = AdviceCache(max_entries=2, answers_averaged=5)
+    again.load_state_dict(state)
+    assert again.state_dict() == state

@@ -145,6 +145,7 @@ class RecordingAdvisor(Wrapper):
                 database.executescript(_BEGIN)
                 (count,) = database.execute("SELECT COUNT(*) FROM answers").fetchone()
         except sqlite3.Error as err:
+            self._claim.close()
             raise ValueError(
                 f"{str(self.path)!r} is no recording that can be written to ({err}). Give "
                 "another path."

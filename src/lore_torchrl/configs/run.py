@@ -35,7 +35,7 @@ class EnvConfig(Settings, prefix="env"):
     id: str = setting(
         "MiniGrid-DoorKey-5x5-v0", "MiniGrid, BabyAI: a Gymnasium id; elsewhere a name for logs."
     )
-    num_envs: int = setting(4, "Environments that step side by side.", ge=1)
+    num_envs: int = setting(4, "Environments that step side by side.", ge=1, le=1000)
     parallel: bool = setting(False, "A process for each environment; for those with slow steps.")
     max_steps: int | None = setting(None, "Step limit of an episode; null: its own.", ge=1)
     memory: bool = setting(False, "Whether the describer remembers what was seen since the reset.")
@@ -131,7 +131,9 @@ class EvaluationConfig(Settings, prefix="evaluation"):
     """Held-out evaluation, without a call, on seeds that training never uses."""
 
     interval: int = setting(2500, "Environment steps between evaluations.", ge=1)
-    episodes: int = setting(100, "Episodes, each of a held-out seed, always the same.", ge=1)
+    episodes: int = setting(
+        100, "Episodes, each of a held-out seed, always the same.", ge=1, le=1000
+    )
     deterministic: bool = setting(False, "`true` takes the likeliest action, `false` samples.")
     actor: str = setting(
         "policy",

@@ -81,14 +81,20 @@ def _evaluate(
             describer = programs.name_subgoals(describer)
         env = lore.advise(env, describer=describer)
         policy = agent.policy(lore.actor)
+    device = _device_of(policy)
+    cuda = [device] if device.type == "cuda" else []
     likeliest = config.evaluation.deterministic
     kind = ExplorationType.DETERMINISTIC if likeliest else ExplorationType.RANDOM
     try:
-        with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), set_exploration_type(kind):
             torch.manual_seed(config.seed)
             return play_episodes(env, adapter, policy, stopped)
     finally:
         close_env(env)
+
+
+def _device_of(policy: TensorDictModuleBase) -> torch.device:
+    return next((weight.device for weight in policy.parameters()), torch.device("cpu"))
 
 
 def play_episodes(
@@ -99,7 +105,7 @@ def play_episodes(
 ) -> dict[str, float] | None:
     """Play one episode in each row of an environment; the rest is as of :func:`evaluate`."""
     policy.eval()
-    device = next((weight.device for weight in policy.parameters()), torch.device("cpu"))
+    device = _device_of(policy)
     td = env.reset()
     rows = td.batch_size[0]
     alive = torch.ones(rows, 1, dtype=torch.bool)

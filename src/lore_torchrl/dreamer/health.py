@@ -170,7 +170,8 @@ class HealthMonitor:
             message = f"No episode has returned anything for {unrewarded:,} steps. {hint}"
             yield "no_reward", unrewarded >= c.no_reward_steps, 1, message
 
-        calls, failed = get("advice/calls"), get("advice/failed")
+        # A refunded failure is no call, and none of those counted here.
+        calls, failed = get("advice/calls"), get("advice/lost")
         left = get("advice/budget_left")
         known = calls is not None and failed is not None
         if c.invalid_share is not None and known and calls - memory.calls >= _MIN_CALLS:

@@ -140,7 +140,7 @@ def play(
             config.advisor = {**config.advisor, "missing": "mask"}
     adapter = adapter_of(config.env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(kind):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), set_exploration_type(kind):
         agent, acting = restore(config, adapter, path, advisor)
         try:
             if acting.service is not None:

@@ -171,7 +171,8 @@ class LoReActorLoss(LossModule):
                 "The constraint and distillation compare the policy with the mixture that acts: "
                 "pass the policy's gate and mixer, or set multiplier_lr=0, distillation_weight=0."
             )
-        self.gated = c.gated and gate is not None
+        weighs = c.prior_weight > 0 or c.bonus_weight > 0
+        self.gated = weighs and c.gated and gate is not None
         if self.mixes or self.gated:
             if gate.value_weight and (gate.value_source == "ensemble") == (value_ensemble is None):
                 raise ValueError(

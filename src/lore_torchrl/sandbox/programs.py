@@ -138,9 +138,10 @@ class ProgramSet:
         # What was never checked may take all that is left.
         width = 1 if self.kind == "progress" else len(names or range(self.columns - first))
         if not 0 < width <= self.columns - first:
+            setting = "lore.features.columns" if self.kind == "features" else "columns"
             raise ValueError(
                 f"Program {program.code_id} needs {width or 'some'} of {self.columns - first} free "
-                "columns: raise lore.features.columns."
+                f"columns: raise {setting}."
             )
         bandit = ProgramBandit(**self._bandit, seed=self.seed + len(self.used))
         self.used.append(UsedProgram(program, slice(first, first + width), bandit))

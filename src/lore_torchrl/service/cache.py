@@ -106,9 +106,12 @@ class AdviceCache:
         self._now = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._states: dict[str, dict[str, _Entry]] = {}  # entries by abstract state
-        self._visits: dict[str, int] = {}  # to an abstract state since its last answer
-        self._no_ops: dict[str, set[int]] = {}  # actions by exact key
-        self._closed: set[str] = set()  # exact keys: filtered answers came again, or none can
+        # Oldest first, each no longer than the entries: visits to an abstract state since its
+        # last answer; by exact key, actions known to be no-ops, and what deserves no call, since
+        # filtered answers came again or none can come.
+        self._visits: dict[str, int] = {}
+        self._no_ops: dict[str, set[int]] = {}
+        self._closed: dict[str, None] = {}
         self._seen = 0  # the last number given; with a store, the last one known of it
         self._dropped = False  # the store holds what the memory does not
         # By number, a line about each damaged row of the store, until it is taken.
@@ -146,6 +149,7 @@ class AdviceCache:
                 return None
             if self.answers_averaged is not None and abstract_state is not None:
                 self._visits[abstract_state] = self._visits.get(abstract_state, 0) + 1
+                self._trim(self._visits)
             if self._is_own(found, key):
                 self.hits += 1
             else:
@@ -187,7 +191,8 @@ class AdviceCache:
     def close(self, key: str) -> None:
         """Let exactly this situation deserve no call any more: the advisor cannot answer."""
         with self._lock:
-            self._closed.add(key)
+            self._closed[key] = None
+            self._trim(self._closed)
 
     def filter_no_op(self, key: str, action: int) -> None:
         """Record that ``action`` was a no-op: it left the situation as it was, without reward.
@@ -199,6 +204,11 @@ class AdviceCache:
             actions = self._no_ops.setdefault(key, set())
             self.noops_filtered += action not in actions
             actions.add(action)
+            self._trim(self._no_ops)
+
+    def _trim(self, kept: dict[str, Any]) -> None:
+        if len(kept) > self.max_entries:
+            del kept[next(iter(kept))]
 
     def _serving(self, key: str, abstract_state: str | None) -> list[str]:
         """Return the exact keys of an abstract state that serve a situation, latest first."""
@@ -283,7 +293,7 @@ class AdviceCache:
             if abstract_state is not None:
                 self._visits[abstract_state] = 0
             if self.is_no_op(key, advice):
-                self._closed.add(key)
+                self.close(key)
                 return
             slot, number = key, 1
             while self.answers_averaged and abstract_state is not None and self._is_live(slot):
@@ -386,7 +396,7 @@ class AdviceCache:
                 "seen": self._seen,
                 "visits": dict(self._visits),
                 "no_ops": {key: sorted(actions) for key, actions in self._no_ops.items()},
-                "closed": sorted(self._closed),
+                "closed": list(self._closed),
                 "prefix": self.prefix,
             }
 
@@ -415,7 +425,7 @@ class AdviceCache:
                 state = {"entries": (), "visits": {}, "no_ops": {}, "closed": ()}
             self._visits = dict(state["visits"])
             self._no_ops = {key: set(actions) for key, actions in state["no_ops"].items()}
-            self._closed = set(state["closed"])
+            self._closed = dict.fromkeys(state["closed"])
             self.pull()
             self._restore(state["entries"])
 
