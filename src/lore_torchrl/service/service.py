@@ -201,9 +201,9 @@ class AdviceService:
                 keys = self._keys(query)
                 if query.no_op is not None:
                     self.cache.filter_no_op(keys[0], query.no_op)
-                reply = self._find(query, count=armed)
+                reply = self._find(query.key, keys, count=armed)
                 if armed and query.planned is not None and not reply.advice_id:
-                    reply = self._keep_planned(query, reply)
+                    reply = self._keep_planned(query.planned, keys, reply)
                 replies.append(reply)
                 known = reply.advice is not None
                 if not reply.advice_id and self.cache.wants(*keys, known=known):
@@ -234,34 +234,36 @@ class AdviceService:
         the number of the question. Raises a :class:`FatalAdviceError` as :meth:`step` does.
         """
         queries = [Query(request.cache_key, lambda r=request: r) for request in requests]
-        known = {query.key: self._find(query, count=False) for query in queries}
+        known = {q.key: self._find(q.key, self._keys(q), count=False) for q in queries}
         known |= self._buy([query for query in queries if known[query.key] == Reply()])
         return [known[query.key] for query in queries]
 
     def lookup(self, key: str) -> Advice | None:
         """Return the cached advice for exactly this situation, without counting."""
-        return self._find(Query(key, AdviceRequest), count=False).advice
+        keys = self._keys(Query(key, AdviceRequest))
+        return self._find(key, keys, count=False).advice
 
-    def _find(self, query: Query, *, count: bool) -> Reply:
+    def _find(self, key: str, keys: tuple[str, str | None], *, count: bool) -> Reply:
+        """Look up a situation, by its key and by those that the cache has it under."""
         look = self.cache.get if count else self.cache.peek
         # In this order: an answer that lands in between is in the cache by then.
         with self._lock:
-            advice_id = self._tickets.number(query.key)
+            advice_id = self._tickets.number(key)
         advice = None
         with self._storing():
-            advice = look(*self._keys(query))
+            advice = look(*keys)
         return Reply(advice_id, advice, fallback=bool(advice_id) and advice is not None)
 
-    def _keep_planned(self, query: Query, reply: Reply) -> Reply:
+    def _keep_planned(self, step: Advice, keys: tuple[str, str | None], reply: Reply) -> Reply:
         """Put a plan's step into the cache, unless the situation has an answer of its own."""
-        key, state = self._keys(query)
-        if self.cache.is_no_op(key, query.planned) or self.cache.has_own(key, state):
+        key, state = keys
+        if self.cache.is_no_op(key, step) or self.cache.has_own(key, state):
             return reply
         with self._storing():
-            self.cache.put(key, query.planned, abstract_state=state)
+            self.cache.put(key, step, abstract_state=state)
         with self._lock:
             self.counters.plan_steps += 1
-        return Reply(advice=query.planned)
+        return Reply(advice=step)
 
     def _keys(self, query: Query) -> tuple[str, str | None]:
         """Return the keys of a situation and its abstract state in the cache."""
