@@ -77,19 +77,20 @@ def test_the_tutorial_runs_from_its_first_cell_to_its_last(steps, capsys):
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
     command = (
-        r'examples/report\.py (\S+\.csv) --baseline (?:"([^"]+)"|(\S+))'
+        r'examples/report\.py ((?:\S+\.csv )+)--baseline (?:"([^"]+)"|(\S+))'
         r"(?: --metric (\S+))?(?: --every (\d+))?"
     )
     reports = set(re.findall(command, text))
     assert reports
-    for path, quoted, word, metric, every in reports:
+    for paths, quoted, word, metric, every in reports:
         settings = {"metric": metric} if metric else {}
-        study = Study(read_csv(ROOT / path), quoted or word, **settings)
+        records = [record for path in paths.split() for record in read_csv(ROOT / path)]
+        study = Study(records, quoted or word, **settings)
         # One of each experiment; what compares all, and where advice came from, need not be there.
         for table in study.tables(int(every or 1))[: len(study.experiments)]:
             lines = f"**{table.title}**\n{table.markdown()}".splitlines()
             missing = [line for line in lines if line not in text]
-            assert not missing, f"{path} gives other lines than {page} has: {missing}"
+            assert not missing, f"{paths}gives other lines than {page} has: {missing}"
 
 
 def test_commands_on_the_pages_name_files_that_exist():

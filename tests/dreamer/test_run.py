@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_run import COLUMNS, DREAMER, OFF, planner, run_through, tiny_config, untimed
+from torchrl.trainers.algorithms.dreamer_v3 import DreamerV3OptimizationStepper
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.configs import (
@@ -59,6 +60,19 @@ def stock_run(tmp_path_factory):
 def lore_run(tmp_path_factory):
     """A run with LoRe, and its rows."""
     return run_through(tiny_config(tmp_path_factory.mktemp("runs") / "lore"))
+
+
+def test_an_update_that_is_compiled_knows_the_bandit_by_then(tmp_path, monkeypatch):
+    """What is attached after a capture is in no captured update, and followed advice uncredited."""
+    seen = []
+    monkeypatch.setattr(
+        DreamerV3OptimizationStepper,
+        "warmup",
+        lambda stepper, _sample: seen.append(stepper.loss_module.actor_loss.credits),
+    )
+    config = tiny_config(tmp_path, dreamer=replace(DREAMER, compile_train_step=True))
+    build_run(config, advisor=planner()).close()
+    assert seen == [True]
 
 
 def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path, stock_run):

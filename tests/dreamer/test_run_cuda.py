@@ -61,3 +61,21 @@ def test_train_and_resume_with_the_captured_update(tmp_path):
     assert max(row.get("advice/calls", 0) for row in rows) > 0
     assert any(row.get("loss/lore_imitation") for row in rows)
     assert [row["step"] for row in rows if "eval/success" in row] == [128, 256, 384]
+
+
+def test_the_captured_update_credits_followed_advice_as_the_bandit_trusts_it(tmp_path):
+    run, _ = run_through(tiny_config(tmp_path / "run", device="cuda"))
+    sample = run.replay_hook.replay.sample().reshape(DREAMER.batch_size, DREAMER.seq_len + 1)
+    sample = run.replay_hook.stored.extend(sample[:, :-1].exclude("index", "index_generation"))
+    sample = run.learner.stepper._prepare_sample(sample.to("cuda"))
+    # Every step was the advice's first choice and returned more than any critic expects.
+    action = sample["action"].roll(-1, dims=1).float()
+    sample["next", "llm_prior_logits"] = 5.0 * action
+    sample["next", "llm_mask"] = torch.ones_like(sample["next", "llm_mask"])
+    sample["next", "llm_confidence"] = torch.ones_like(sample["next", "llm_confidence"])
+    sample["next", "lore_return"] = torch.full_like(sample["next", "lore_return"], 1e3)
+    bandit, shares = run.learner.loss.actor_loss._bandit, []
+    for log_odds in (-2.0, 2.0):
+        bandit.log_odds.fill_(log_odds)
+        shares.append(run.learner.stepper._train_step(sample)["lore_imitated"].item())
+    assert shares[1] > max(0.5, shares[0])

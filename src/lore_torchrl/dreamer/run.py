@@ -199,6 +199,9 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     replay_hook = DreamerReplayHook(
         replay, c.dreamer, observed_keys=acting.observed_keys, device=device, lore=acting.lore
     )
+    if acting.lore is not None:
+        # Before the update is captured: what is attached later is in no captured one.
+        acting.lore.attach(learner.loss.actor_loss)
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(acting.env, replay_hook))
     checkpoint = RunCheckpoint(
@@ -266,7 +269,6 @@ def _register_hooks(
 
     gauges = [replay_hook.stats]
     if lore is not None:
-        lore.attach(loss.actor_loss)
         trainer.register_op("batch_process", lore.observe)
         trainer.register_module("advice_control", lore.observer)
         gauges.append(lore.stats)
