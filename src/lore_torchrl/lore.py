@@ -320,7 +320,12 @@ class LoRe:
         return loss
 
     def attach(self, loss: LoReActorLoss) -> None:
-        """Take a loss over this gate and mixer for the checks of :meth:`observe` and the log."""
+        """Take a loss over this gate and mixer, and hand it the bandit.
+
+        For the credit of followed advice, the checks of :meth:`observe` and the log.
+        :meth:`loss` and :meth:`actor_loss` do so by themselves. A loss of another origin is to be
+        attached before its update is captured as a CUDA graph, which knows nothing of it later.
+        """
         self._loss = loss
         loss.set_bandit(self.bandit)
 
