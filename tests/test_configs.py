@@ -454,14 +454,24 @@ def test_files_hold_the_defaults_of_the_dataclasses():
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["lore.gate.beta_maximum=1", "dreamer.learning_rate=1", "advisor.skill=1", "sede=1"],
+    "overrides",
+    [
+        ["lore.gate.beta_maximum=1"],
+        ["dreamer.learning_rate=1"],
+        ["advisor.skill=1"],
+        ["sede=1"],
+        ["advisor=stale", "advisor.lags=1"],
+        ["advisor=stale", "advisor.advisor.competance=1"],
+        ["advisor=truncated", "advisor.kept=1"],
+        ["advisor=turns", "advisor.after.competance=1"],
+    ],
 )
-def test_unknown_keys_fail_when_composing(override):
+def test_unknown_keys_fail_when_composing(overrides):
     from hydra.errors import ConfigCompositionException
 
-    with pytest.raises(ConfigCompositionException, match=override.split("=")[0].split(".")[-1]):
-        compose(override)
+    name = overrides[-1].split("=")[0].split(".")[-1]
+    with pytest.raises(ConfigCompositionException, match=name):
+        compose(*overrides)
 
 
 def flat(values, prefix: str = "") -> dict[str, object]:

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from tensordict import TensorDict
+from acting import observed as observed_states
+from acting import run
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -12,7 +13,7 @@ from tensordict.nn import (
     TensorDictModule,
 )
 from torch import nn
-from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.envs import ExplorationType
 from torchrl.modules import (
     DreamerV3DiscreteActor,
     IndependentNormal,
@@ -77,21 +78,8 @@ ACTORS = pytest.mark.parametrize(
 )
 
 
-def observed(n=N, *, advice=True, mask=True):
-    td = TensorDict(state=torch.randn(n, STATE), belief=torch.randn(n, BELIEF), batch_size=[n])
-    if advice:
-        td["llm_prior_logits"] = 3 * torch.randn(n, K)
-        td["llm_confidence"] = torch.ones(n, 1)
-        td["llm_mask"] = torch.full((n, 1), mask)
-    return td
-
-
-def run(policy, td, seed=7, mode=ExplorationType.RANDOM):
-    """Return what the policy wrote, and the random state that it left behind."""
-    torch.manual_seed(seed)
-    with torch.no_grad(), set_exploration_type(mode):
-        out = policy(td.clone())
-    return out, torch.get_rng_state()
+def observed(n=N, **kwargs):
+    return observed_states(n, K, (STATE, BELIEF), **kwargs)
 
 
 class TestEqualsStock:

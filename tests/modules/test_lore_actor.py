@@ -6,6 +6,8 @@ import pickle
 
 import pytest
 import torch
+from acting import observed as observed_states
+from acting import run
 from tensordict import TensorDict
 from tensordict.nn import (
     NormalParamExtractor,
@@ -16,7 +18,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Normal
 from torchrl.data import Bounded, OneHot
-from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.envs import ExplorationType
 from torchrl.modules import DreamerV3DiscreteActor, OneHotCategorical
 
 from lore_torchrl import keys
@@ -67,21 +69,8 @@ def open_gate(**kwargs):
     return UncertaintyGate(value_weight=0.0, tau=0.0, kappa=50.0, **kwargs)
 
 
-def observed(n=N, *, advice=True, mask=True, scale=3.0):
-    td = TensorDict(state=torch.randn(n, STATE), belief=torch.randn(n, BELIEF), batch_size=[n])
-    if advice:
-        td["llm_prior_logits"] = scale * torch.randn(n, A)
-        td["llm_confidence"] = torch.ones(n, 1)
-        td["llm_mask"] = torch.full((n, 1), mask)
-    return td
-
-
-def run(policy, td, seed=7, mode=ExplorationType.RANDOM):
-    """Return what the policy wrote, and the random state that it left behind."""
-    torch.manual_seed(seed)
-    with torch.no_grad(), set_exploration_type(mode):
-        out = policy(td.clone())
-    return out, torch.get_rng_state()
+def observed(n=N, **kwargs):
+    return observed_states(n, A, (STATE, BELIEF), **kwargs)
 
 
 class TestEqualsStock:

@@ -966,7 +966,6 @@ class TestAsActorLoss:
         loss = lore_loss(agent)
         assert loss.actor_model is agent.actor
         assert loss.value_model is agent.value
-        assert loss.model_based_env is agent.imagination
 
     def test_no_parameter_beyond_those_of_the_wrapped_loss(self):
         agent = tiny_agent()

@@ -5,22 +5,9 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_steps import ROWS, make_policy, step
 
-from lore_torchrl.service import CallBudget, CallPolicy, Cooldown, MacroBoundaries, StepSignals
-
-ROWS = 3
-
-
-def make_policy(total=100, **config):
-    return CallPolicy(CallBudget(total), **config)
-
-
-def step(policy, *, scores=(1.0,) * ROWS, candidates=range(ROWS), served=(), **seen):
-    """One vector step as the service does it: choose, then spend."""
-    signals = StepSignals(list(scores), **({"rewards": [0.0] * len(scores)} | seen))
-    chosen = policy.choose(list(candidates), signals, served=served)
-    policy.budget.spend(len(chosen))
-    return chosen
+from lore_torchrl.service import Cooldown, MacroBoundaries, StepSignals
 
 
 def test_asks_for_the_highest_score_only():

@@ -242,11 +242,6 @@ class LoReActorLoss(LossModule):
         return self.actor_loss.value_model
 
     @property
-    def model_based_env(self):
-        """Imagination environment of the wrapped loss."""
-        return self.actor_loss.model_based_env
-
-    @property
     def value_estimator(self):
         """Value estimator of the wrapped loss."""
         return self.actor_loss.value_estimator
@@ -283,10 +278,6 @@ class LoReActorLoss(LossModule):
             )
         super().set_keys(**{name: key for name, key in kwargs.items() if name in own})
         self.actor_loss.set_keys(**{name: key for name, key in kwargs.items() if name in inner})
-
-    def _forward_value_estimator_keys(self, **kwargs) -> None:
-        # The wrapped loss owns the value estimator; set_keys above reaches it.
-        return None
 
     def current_delta(self) -> Tensor:
         r"""Return :math:`\delta` at this point of its schedule."""
