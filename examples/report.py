@@ -58,7 +58,11 @@ def main() -> None:
     )
     parser.add_argument("--title")
     parser.add_argument("--every", type=positive, default=1, help="show every n-th evaluation")
-    parser.add_argument("--output", type=Path, help="default: report, beside the first source")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="default: report, inside the first folder or beside the first file",
+    )
     args = parser.parse_args()
     try:
         page = report(args)

@@ -47,6 +47,7 @@ def signature(name: str, thing: object) -> str:
     arguments = [
         argument.replace(annotation=inspect.Parameter.empty)
         for argument in inspect.signature(thing).parameters.values()
+        if argument.name != "self"
     ]
     text = re.sub(r"<([\w.]+)[^>]*>", r"\1", str(inspect.Signature(arguments)))
     return f"`{name}{text}`".replace("|", r"\|")
@@ -60,9 +61,17 @@ def page() -> str:
             if module == "lore_torchrl.configs":
                 continue  # docs/configuration.md
             entries = public(importlib.import_module(module))
+            # Of the one object that a pipeline holds, the methods too.
+            methods = [
+                (f"LoRe.{name}", method)
+                for _, thing in entries
+                if thing.__name__ == "LoRe"
+                for name, method in vars(thing).items()
+                if name[0] != "_" and inspect.isfunction(method)
+            ]
             rows = [
                 f"| {signature(name, thing)} | {sentence(thing.__doc__)} |"
-                for name, thing in entries
+                for name, thing in [*entries, *methods]
                 if thing not in seen
             ]
             seen |= {thing for _, thing in entries}

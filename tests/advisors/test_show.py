@@ -50,6 +50,21 @@ def test_every_answer_is_shown(answer, advised, shown):
     assert "A door." in report
 
 
+def test_the_prompt_is_the_one_that_was_answered():
+    class Settles(Says):
+        mode = "logprobs"
+
+        async def advise(self, requests):
+            self.mode = "json"
+            return await super().advise(requests)
+
+        def prompt(self, request):
+            return f"{request.description} Answer as {self.mode}."
+
+    report, _ = asyncio.run(ask_once(Settles(Advice((0.0, 3.0))), REQUEST))
+    assert "Answer as json." in report and "logprobs" not in report
+
+
 def run(*overrides: str, **variables: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
     return subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -289,6 +290,9 @@ def test_options_together(tmp_path):
 
 
 def test_wandb_offline_gets_the_whole_run_without_an_account(tmp_path, monkeypatch):
+    def size(folder):
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -309,7 +313,12 @@ def test_wandb_offline_gets_the_whole_run_without_an_account(tmp_path, monkeypat
     written = json.loads(table.read_text())
     assert {"observation", "prior", "mix", "action"} <= set(written["columns"])
     assert len(written["data"]) == len(read_advice(tmp_path / "run"))
-    assert list((tmp_path / "staging").rglob("*")), "the checkpoint waits to be uploaded"
+    saved = size(tmp_path / "run" / "checkpoints" / "checkpoint-000000000128")
+    assert size(tmp_path / "staging") > saved > 0, "the checkpoint waits to be uploaded"
+    shutil.rmtree(tmp_path / "staging")
+    config.logger.upload_checkpoint, config.output_dir = False, str(tmp_path / "small")
+    train(config, advisor=planner())
+    assert size(tmp_path / "staging") < saved
 
 
 def test_every_fresh_answer_has_a_line_that_tells_what_came_of_it(tmp_path):

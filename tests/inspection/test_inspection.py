@@ -18,6 +18,7 @@ from torchrl.checkpoint import CheckpointError
 from lore_torchrl.configs import FeaturesConfig, InspectConfig, LoReConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.run import train
+from lore_torchrl.envs.minigrid import MiniGrid
 from lore_torchrl.inspection import (
     SOURCES,
     draw,
@@ -213,6 +214,15 @@ def test_bad_input(tmp_path):
     for name, value in (("episodes", 0), ("calls", -1), ("max_steps", 0), ("video", "avi")):
         with pytest.raises(ValueError, match=f"{name}.*{value}"):
             replace(InspectConfig(checkpoint="x"), **{name: value})
+
+
+def test_an_environment_without_pictures_is_named(run, monkeypatch):
+    make_env = MiniGrid.make_env
+    monkeypatch.setattr(
+        MiniGrid, "make_env", lambda *args, **kwargs: make_env(*args, **kwargs | {"pixels": False})
+    )
+    with pytest.raises(ValueError, match=r"MiniGrid.make_env\(pixels=True\) writes no `pixels`"):
+        play(run, episodes=1, advisor=planner())
 
 
 def test_a_damaged_checkpoint_is_refused(run, tmp_path):

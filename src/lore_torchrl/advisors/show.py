@@ -19,14 +19,15 @@ async def ask_once(advisor: Advisor, request: AdviceRequest) -> tuple[str, bool]
     """Ask, and return the report and whether there was advice."""
     remember(*secrets_of(advisor))
     lines = ["Observation", "-----------", request.description, ""]
-    if callable(getattr(advisor, "prompt", None)):
-        lines += ["Prompt", "------", str(advisor.prompt(request)), ""]
     started = time.perf_counter()
     try:
         answer = (await advisor.advise([request]))[0]
     except AdviceError as error:
         answer = error
     latency = time.perf_counter() - started
+    if callable(getattr(advisor, "prompt", None)):
+        # Of the mode that the server honored, which is known now.
+        lines += ["Prompt", "------", str(advisor.prompt(request)), ""]
     if hasattr(advisor, "aclose"):
         await advisor.aclose()
     if answer is None:

@@ -13,7 +13,10 @@ _SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 
 @dataclass
 class ScriptedAdvisorConfig(Settings, prefix="advisor"):
-    """The environment's embedded planner as advisor."""
+    """The environment's embedded planner as advisor.
+
+    ``advisor=random``, ``adversarial`` and ``overconfident`` are this one with other numbers.
+    """
 
     _target_: str = "lore_torchrl.advisors.scripted.ScriptedAdvisor"
     competence: float = setting(
@@ -123,9 +126,11 @@ class ChatAdvisorConfig(Settings, prefix="advisor"):
     _target_: str = "lore_torchrl.advisors.chat.ChatAdvisor"
     # Plain lists and dictionaries, which go into requests, and not OmegaConf's.
     _convert_: str = "all"
-    model: str = setting("???", "Name of the model, as the server knows it.")
+    model: str = setting("???", "Name of the model, as the server knows it; each file sets one.")
     base_url: str | None = setting(
-        None, "Address up to and with /v1; null takes OPENAI_BASE_URL, else OpenAI itself."
+        None,
+        "Address up to and with /v1; null takes OPENAI_BASE_URL, else OpenAI itself. The files "
+        "other than openai.yaml name this machine, unless OPENAI_BASE_URL is set.",
     )
     api_key_env: str = setting("OPENAI_API_KEY", "Environment variable that holds the key.")
     server: str = setting(

@@ -287,11 +287,11 @@ class PriorNetConfig(Settings, prefix="lore.prior_net"):
 class ProgramsConfig(Settings):
     """What all kinds of programs have in common."""
 
-    enabled: bool = setting(False, "Whether there are any.")
+    enabled: bool = setting(False, "Whether the channel is on.")
     path: str | None = setting(
         None,
         "JSON Lines of programs, such as recordings/programs_llm.jsonl: those of this kind and "
-        "environment are used. null is the adapter's hand-written one; of subgoals none.",
+        "environment are used. null: the adapter's hand-written one, of subgoals the describer's.",
     )
     time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
     max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)

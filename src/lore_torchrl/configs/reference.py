@@ -25,7 +25,8 @@ _HEAD = """# Configuration
 
 Every setting, with its default. Any of them can be set on the command line
 (`python examples/train.py lore.gate.beta_max=0.5`) or in a file of `configs/`, which hold only
-what differs from these defaults; `--cfg job` shows what a script uses.
+what differs from these defaults; `--cfg job` shows what a script uses. The few settings of
+`examples/advise.py` stand in `configs/advise.yaml`.
 `python -m lore_torchrl.configs.reference > docs/configuration.md` writes this page.
 """
 

@@ -121,6 +121,9 @@ class LoggerConfig(Settings, prefix="logger"):
     )
     progress_bar: bool = setting(True, "Show a progress bar.")
     figures: bool = setting(True, "Draw figures at the end.")
+    upload_checkpoint: bool = setting(
+        True, "Whether W&B gets the last checkpoint at the end, replay included, as an artifact."
+    )
     advice_rows: int = setting(
         2_000, "Answers in advice.jsonl, and in W&B in the table `advice`; 0 keeps none.", ge=0
     )

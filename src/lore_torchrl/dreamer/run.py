@@ -427,7 +427,8 @@ def _publish(run: Run, output: Path) -> dict[str, float]:
     for row in read_metrics(output):
         summary |= row
     folder = output / "checkpoints"
-    checkpoint = CheckpointRotation(folder, keep_last=1).latest() if folder.is_dir() else None
+    wanted = run.config.logger.upload_checkpoint and folder.is_dir()
+    checkpoint = CheckpointRotation(folder, keep_last=1).latest() if wanted else None
     advice = read_advice(output)
     try:
         run.logger.publish(summary, figures=figures, advice=advice, checkpoint=checkpoint)

@@ -94,7 +94,8 @@ def merge(records: Iterable[Record]) -> list[Record]:
             if not shared or any(one[name] != other[name] for name in shared):
                 raise ValueError(
                     f"{known.source} and {record.source} have different curves of {key[0]}, "
-                    f"{key[1]}, seed {key[2]}: leave one of them out."
+                    f"{key[1]}, seed {key[2]}: leave one of them out, or name the settings in "
+                    "which they differ (`--by` of examples/report.py)."
                 )
             merged[key] = max(known, record, key=lambda copy: sum(map(len, copy.rows)))
     return list(merged.values())

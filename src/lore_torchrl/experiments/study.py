@@ -211,7 +211,7 @@ class Study:
                 if found:
                     mean = np.mean(found, axis=0)
                     rows.append((experiment, method, *(f"{part:.1%}" for part in mean)))
-        sources = ("own answer cached", "abstract state", "none before a call")
+        sources = ("own answer cached", "abstract state", "no cached advice")
         header = ("experiment", "method", *sources)
         return Table("Where the advice came from, shares of all steps", header, tuple(rows))
 

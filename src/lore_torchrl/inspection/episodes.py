@@ -125,7 +125,7 @@ def play(
         FileNotFoundError: If there is no checkpoint.
         CheckpointError: If it is damaged, or names what is not in ``trust``.
         ValueError: If ``coefficient`` is out of range or the run has no bandit, or actions are
-            continuous and the describer has no anchors.
+            continuous and the describer has no anchors, or the environment gives no pictures.
     """
     path = find_checkpoint(str(checkpoint))
     config = load_config(path, trust=trust, asks=bool(calls) and advisor is None)
@@ -143,6 +143,11 @@ def play(
     with torch.no_grad(), torch.random.fork_rng(devices=[]), set_exploration_type(kind):
         agent, acting = restore(config, adapter, path, advisor)
         try:
+            if "pixels" not in set(acting.env.observation_spec.keys()):
+                raise ValueError(
+                    f"{type(adapter).__name__}.make_env(pixels=True) writes no `pixels`, uint8 "
+                    "[N, H, W, 3], which an inspection shows: add that entry."
+                )
             if acting.service is not None:
                 acting.service.budget.total = acting.service.budget.spent + calls
             describer = adapter.make_describer(memory=config.env.memory)
