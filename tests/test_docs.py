@@ -72,7 +72,7 @@ def test_the_tutorial_runs_from_its_first_cell_to_its_last(steps, capsys):
 
 
 @pytest.mark.parametrize(
-    "page", ["results.md", "bad_advice.md", "concepts/channels.md", "concepts/plans.md"]
+    "page", ["results.md", "bad_advice.md", "channel_results.md", "concepts/plans.md"]
 )
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
