@@ -26,6 +26,8 @@ def test_the_site_builds_strictly(tmp_path):
     assert result.returncode == 0, result.stderr
     reference = (tmp_path / "reference" / "modules" / "index.html").read_text()
     assert 'id="lore_torchrl.modules.UncertaintyGate"' in reference
+    pages = "".join(page.read_text() for page in (tmp_path / "reference").glob("*/index.html"))
+    assert "arithmatex" in pages and not re.search(r":[a-z]+:(`|<code>)|\.\. math", pages)
     pipeline = (tmp_path / "pipeline" / "index.html").read_text()
     assert "LoReDreamerV3Loss" in pipeline, "the scripts are included"
     dreamer_v1 = (tmp_path / "dreamer_v1" / "index.html").read_text()
@@ -142,4 +144,4 @@ def test_code_that_a_page_shows_of_a_script_is_the_scripts(page):
 def test_every_page_stands_in_the_navigation():
     listed = set(re.findall(r": ([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text()))
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES}
-    assert pages | {"tutorial.md"} == listed  # made of the notebook by docs/notebook.py
+    assert pages | {"tutorial.md"} == listed  # made by docs/hooks/notebook.py
