@@ -217,6 +217,8 @@ def test_an_unknown_file_is_refused(group):
         (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[plan]"], "valid_actions"),
         (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[valid_actions]"], None),
         (["channel=plan", "experiment=doorkey8x8_llm"], None),
+        (["channel=subgoal", "experiment=multiroom_n4_llm"], "subgoal"),
+        (["channel=action_mask", "experiment=doorkey8x8_llm"], "valid_actions"),
         ([], None),
     ],
 )
@@ -381,6 +383,22 @@ def test_a_channel_without_lore_is_refused(name):
     config = compose("method=stock", f"channel={name}")
     with pytest.raises(ValueError, match=r"no channel works: use method=stock_imitation"):
         OmegaConf.to_object(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["method=stock", "channel=plan"], "lore.calls.plan_horizon"),
+        (["method=stock", "channel=action_mask"], "lore.mixer.action_mask"),
+        (["method=stock", "channel=value_gate"], "lore.mixer.value_temperature"),
+        (["method=stock_imitation", "channel=planner"], "lore.planner.enabled"),
+    ],
+)
+def test_a_channel_that_could_do_nothing_is_refused(words, setting):
+    from omegaconf import OmegaConf
+
+    with pytest.raises(ValueError, match=setting):
+        OmegaConf.to_object(compose(*words))
 
 
 @pytest.mark.parametrize("study", ["headline", "frontier"])

@@ -443,3 +443,10 @@ def test_the_achievements_are_the_subgoals():
     seen["achievements"] = np.array(ACHIEVEMENTS) == "place_table"
     assert describer.reached(0, seen) == {"place table"}
     assert describer.request(0, seen).subgoals == describer.subgoals
+
+
+def test_a_plan_ends_where_another_kind_of_thing_comes_into_view():
+    describer, seen = CrafterDescriber(), CrafterEnv(**SMALL).reset(seed=0)[0]
+    seen["view"][:] = CODE["grass"]
+    seen["view"][1, 1], seen["view"][2, 2] = CODE["tree"], CODE["zombie"]
+    assert describer.things(0, seen) == {"tree", "zombie"}

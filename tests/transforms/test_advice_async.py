@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -277,3 +278,36 @@ def test_a_spike_without_values_is_refused():
     policy = CallPolicy(budget, triggers=[TDErrorSpike()])
     with pytest.raises(ValueError, match="value_key=None"):
         AdviceTransform(AdviceService(Know(), budget=budget, policy=policy), Describe())
+
+
+class Plans(Held):
+    """Names a subgoal too, and a plan of two steps."""
+
+    async def advise(self, requests):
+        answers = await super().advise(requests)
+        return [replace(a, plan=(2, 2), subgoal="end") for a in answers]
+
+
+class Aims(Describe):
+    subgoals = ("end",)
+
+
+def test_a_late_plan_begins_and_a_late_subgoal_counts_where_the_situation_is_met_again(slow):
+    held = Plans()
+    with make_service(held, total=1) as service:
+        env = make_env(
+            service,
+            lengths=(3,),
+            describer=Aims(),
+            require_key=None,
+            plan_horizon=4,
+            subgoals=True,
+        )
+        waits = env.rollout(2, Act())
+        held.let.set()
+        service.drain(30.0)
+        again = env.rollout(2, Act())
+    assert not waits["llm_mask"].any() and not waits["llm_subgoal"].any()
+    assert again["llm_plan"][0].tolist() == [[2, 2, -1, -1], [2, -1, -1, -1]]
+    assert again["llm_subgoal"][0, 0].tolist() == [1.0]
+    assert service.stats()["plan_steps"] == 1 and held.asked == [0]

@@ -57,9 +57,17 @@ def test_one_answer_advises_as_many_steps_as_its_plan_has():
     assert batch["action"][0].tolist() == [FORWARD] * 6
     # Three situations an answer; the plan's steps are the advisor's, with its confidence.
     assert advisor.asked == ["0", "3", "6"]
-    assert service.stats()["calls"] == 3 and service.stats()["plan_steps"] == 4
+    stats = service.stats()
+    assert stats["calls"] == 3 and stats["plan_steps"] == stats["plan_saved"] == 4
     assert batch["llm_prior_logits"][0, 1].tolist() == [0.0, 0.0, 3.0]
     assert batch["llm_confidence"][0, 1].item() == 0.5
+
+
+def test_a_longer_plan_is_followed_as_far_as_the_horizon():
+    advisor = PlanForward(7)
+    batch, _ = follow(advisor)
+    assert advisor.asked == ["0", "4"]
+    assert batch["llm_plan"][0, 1].tolist() == [FORWARD] * 3 + [-1]
 
 
 class OneState(Describe):
@@ -74,7 +82,8 @@ def test_the_step_of_a_plan_goes_before_an_answer_of_the_abstract_state():
     batch, service = follow(advisor, describer=OneState(), steps=3)
     # Of situation 1 the shared answer would say forward, the plan says stay.
     assert batch["action"][0, :2].tolist() == [FORWARD, STAY]
-    assert advisor.asked == ["0"] and service.stats()["plan_steps"] == 1
+    stats = service.stats()
+    assert advisor.asked == ["0"] and (stats["plan_steps"], stats["plan_saved"]) == (1, 0)
     assert batch["llm_plan"][0, 1].tolist() == [STAY, STAY, -1, -1]
 
 
@@ -129,14 +138,14 @@ def test_a_new_thing_in_view_ends_the_plan():
 
 
 def test_another_action_than_the_planned_one_ends_it():
-    plan = PlanFollower()
+    plan = PlanFollower(4)
     plan.follow(Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)))
     assert plan.step(STAY, changed=True, things=()) is None
     assert plan.step(FORWARD, changed=True, things=()) is None
 
 
 def test_a_reset_ends_the_plan():
-    plan = PlanFollower()
+    plan = PlanFollower(4)
     plan.follow(Advice((0.0, 0.0, 3.0), plan=(FORWARD, FORWARD)))
     plan.reset(())
     assert plan.step(FORWARD, changed=True, things=()) is None

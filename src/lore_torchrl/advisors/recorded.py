@@ -342,6 +342,14 @@ class RecordedAdvisor:
     def __len__(self) -> int:
         return len(self._answers)
 
+    @property
+    def extras(self) -> set[str]:
+        """Which of ``plan``, ``subgoal`` and ``valid`` an answer holds."""
+        answers = (entry.answer for entries in self._answers.values() for entry in entries)
+        return {
+            name for answer in answers if isinstance(answer, Advice) for name in answer.extras()
+        }
+
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError | None]:
         """Return the recorded answer to each request."""
         entries = [self._next(request) for request in requests]

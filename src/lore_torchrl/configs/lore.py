@@ -85,8 +85,8 @@ class CallsConfig(Settings, prefix="lore.calls"):
     )
     plan_horizon: int = setting(
         0,
-        "Steps of an answer's plan that serve as advice where there is no other, while the world "
-        "goes as the plan expects; 0 for none.",
+        "Steps of an answer's plan that are followed while the world goes as the plan expects and "
+        "where a situation has no answer of its own; 0 for none.",
         ge=0,
         le=64,
     )
@@ -472,6 +472,9 @@ class LoReConfig(Settings, prefix="lore"):
         planned = self.planner.enabled and self.planner.seed == "plan"
         rule = "there are no plans: set lore.calls.plan_horizon above 0"
         self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
+        rule = "its plans would never act: set lore.gate.beta_max above 0"
+        acts = not self.planner.enabled or self.gate.beta_max > 0
+        self.planner.require(acts, "enabled", rule)
         rule = "TD errors would lack the bonus: set lore.calls.td_spike=null"
         told = not self.subgoal.enabled or self.calls.td_spike is None
         self.calls.require(told, "td_spike", rule)

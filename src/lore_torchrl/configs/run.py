@@ -248,6 +248,12 @@ class TrainConfig(Settings):
             part = getattr(self.lore, name)
             rule = "with lore.enabled=false no channel works: use method=stock_imitation"
             part.require(not part.enabled, "enabled", rule)
+        calls, mixer = self.lore.calls, self.lore.mixer
+        rule = "with lore.enabled=false there is no advice to use it on"
+        calls.require(self.lore.enabled or not calls.plan_horizon, "plan_horizon", rule)
+        mixer.require(self.lore.enabled or not mixer.action_mask, "action_mask", rule)
+        valued = mixer.value_temperature is not None
+        mixer.require(self.lore.enabled or not valued, "value_temperature", rule)
         per_stream = self.dreamer.buffer_size // self.env.num_envs
         least = self.dreamer.seq_len + 1
         rule = f"each of {self.env.num_envs} environments must have above seq_len + 1 = {least}"

@@ -15,11 +15,12 @@ from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advisor
-from lore_torchrl.advisors.recorded import RecordingAdvisor
+from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor
 from lore_torchrl.configs import (
     ChatAdvisorConfig,
     EnvConfig,
     LoReConfig,
+    RecordedAdvisorConfig,
     ScriptedAdvisorConfig,
     TrainConfig,
 )
@@ -194,6 +195,13 @@ def build_acting(
 def idle_channels(config: TrainConfig) -> list[str]:
     """Return a warning for each channel that is on though the advisor supplies nothing for it."""
     lore, advisor = config.lore, config.advisor
+    wanted = {
+        "plan": lore.calls.plan_horizon > 0,
+        "subgoal": lore.subgoal.enabled,
+        "valid_actions": lore.mixer.action_mask,
+    }
+    if not any(wanted.values()):
+        return []
     path = "advisor"
     while inner := next((name for name in ("advisor", "before") if hasattr(advisor, name)), None):
         advisor, path = getattr(advisor, inner), f"{path}.{inner}"
@@ -210,13 +218,12 @@ def idle_channels(config: TrainConfig) -> list[str]:
         }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}
+    elif isinstance(advisor, RecordedAdvisorConfig):
+        held = RecordedAdvisor(advisor.path).extras
+        given = {name: name.removesuffix("_actions") in held for name in wanted}
+        how = dict.fromkeys(wanted, f"a recording whose answers hold it ({path}.path)")
     else:
         return []
-    wanted = {
-        "plan": lore.calls.plan_horizon > 0,
-        "subgoal": lore.subgoal.enabled,
-        "valid_actions": lore.mixer.action_mask,
-    }
     ask = f"a server with {path}.mode=json '{path}.ask_for=[{{}}]'"
     return [
         f"The advisor gives no {name}, and the channel for it does nothing: it takes "

@@ -27,7 +27,7 @@ _LATENCIES = 1_000
 _MAX_KINDS = 64
 # Answered questions that are remembered; the cache keeps the answers in any case.
 _MAX_DONE = 1_024
-_COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded", "plan_steps")
+_COUNTS = ("calls", "in_time", "late", "lost", "failed", "refunded", "plan_steps", "plan_saved")
 
 
 @dataclass(slots=True)
@@ -105,7 +105,8 @@ class CallCounters:
     def __init__(self) -> None:
         self.errors: Counter[str] = Counter()
         self.calls = self.in_time = self.late = self.lost = self.failed = self.refunded = 0
-        self.plan_steps = 0  # situations that a plan answered in place of a call
+        self.plan_steps = 0  # situations that a plan advised
+        self.plan_saved = 0  # those of them that had no answer, not even a shared one
         self.usage = Usage()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self.logged = {"stopped"}  # kinds of failures that the log has named
@@ -175,7 +176,7 @@ class CallCounters:
         for kind, count in state["errors"].items():
             self.errors[safe_kind(kind)] += count
         for name in _COUNTS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, 0))
         self.usage = Usage(*state["usage"])
 
 

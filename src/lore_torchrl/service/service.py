@@ -263,6 +263,7 @@ class AdviceService:
             self.cache.put(key, step, abstract_state=state)
         with self._lock:
             self.counters.plan_steps += 1
+            self.counters.plan_saved += reply.advice is None
         return Reply(advice=step)
 
     def _keys(self, query: Query) -> tuple[str, str | None]:

@@ -95,8 +95,8 @@ class AdviceTransform(RowTransform):
             ``describer.abstract_state(row, observation)``, share advice, where the describer
             has that method. Default: ``True``.
         plan_horizon: Steps of a plan, ``llm_plan`` ``[*B, H]`` int64 with -1 beyond its end; while
-            the world goes as it expects, its next step serves where there is no other answer
-            (:class:`~lore_torchrl.transforms.plans.PlanFollower`; what is in view is
+            the world goes as it expects, its next step serves where the situation has no answer
+            of its own (:class:`~lore_torchrl.transforms.plans.PlanFollower`; what is in view is
             ``describer.things(row, observation)``, where it has that method). Default: ``0``, none.
         action_mask: Whether to write ``llm_action_mask`` ``[*B, A]`` bool, the actions that the
             advisor calls valid, all where it says nothing. Default: ``False``.
@@ -377,7 +377,8 @@ class _Rows:
         self.entries = {key: spec.zero().numpy() for key, spec in specs.items()}
         self.clear(slice(None))
         self.subgoals = subgoals
-        self.plans = [PlanFollower() for _ in range(rows if keys.PLAN in specs else 0)]
+        horizon = specs[keys.PLAN].shape[-1] if keys.PLAN in specs else 0
+        self.plans = [PlanFollower(horizon) for _ in range(rows if horizon else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.

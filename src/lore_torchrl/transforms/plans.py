@@ -16,9 +16,13 @@ class PlanFollower:
     advisor says of the situation reached: the logit 3 for it, 0 for the others, with the answer's
     confidence and the rest of the plan. The plan ends where another action is taken, where the
     situation stays as it was, and where a thing comes into view that the episode has not shown.
+
+    Args:
+        horizon: Steps of a plan that are followed, the answer's own included, at least 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
         self._advice: Advice | None = None
         self._seen: set[str] = set()
 
@@ -48,4 +52,6 @@ class PlanFollower:
 
     def follow(self, advice: Advice | None) -> None:
         """Take the plan of the advice that the row got; without one there is nothing to follow."""
-        self._advice = advice if advice is not None and advice.plan else None
+        self._advice = None
+        if advice is not None and advice.plan:
+            self._advice = replace(advice, plan=advice.plan[: self.horizon])

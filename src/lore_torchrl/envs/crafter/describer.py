@@ -125,6 +125,10 @@ class CrafterDescriber(MemorylessDescriber):
         asleep, facing = str(int(here.asleep)), DIRECTION_NAMES[here.facing]
         return "|".join((",".join(low), ",".join(able), asleep, facing, ahead, nearest))
 
+    def things(self, row: int, observation: Mapping[str, Any]) -> set[str]:
+        """Return the kinds of creature, plant, material and table in view."""
+        return {CODES[code] for code in np.unique(observation["view"])}.difference(WALKABLE)
+
     def reached(self, row: int, observation: Mapping[str, Any]) -> set[str]:
         """Return which of :attr:`subgoals`, the achievements, this episode has unlocked."""
         return {self.subgoals[index] for index in np.flatnonzero(observation["achievements"])}
