@@ -322,7 +322,7 @@ class LoRe:
     def attach(self, loss: LoReActorLoss) -> None:
         """Take a loss over this gate and mixer, and hand it the bandit.
 
-        For the credit of followed advice, the checks of :meth:`observe` and the log.
+        For the return correction of followed advice, the checks of :meth:`observe` and the log.
         :meth:`loss` and :meth:`actor_loss` do so by themselves. A loss of another origin is to be
         attached before its update is captured as a CUDA graph, which knows nothing of it later.
         """

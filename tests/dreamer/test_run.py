@@ -64,12 +64,12 @@ def lore_run(tmp_path_factory):
 
 
 def test_an_update_that_is_compiled_knows_the_bandit_by_then(tmp_path, monkeypatch):
-    """What is attached after a capture is in no captured update, and followed advice uncredited."""
+    """What is attached after a capture is in no captured update, and returns stay uncorrected."""
     seen = []
     monkeypatch.setattr(
         DreamerV3OptimizationStepper,
         "warmup",
-        lambda stepper, _sample: seen.append(stepper.loss_module.actor_loss.credits),
+        lambda stepper, _sample: seen.append(stepper.loss_module.actor_loss.corrects),
     )
     config = tiny_config(tmp_path, dreamer=replace(DREAMER, compile_train_step=True))
     build_run(config, advisor=planner()).close()

@@ -63,7 +63,7 @@ def test_train_and_resume_with_the_captured_update(tmp_path):
     assert [row["step"] for row in rows if "eval/success" in row] == [128, 256, 384]
 
 
-def test_the_captured_update_credits_followed_advice_as_the_bandit_trusts_it(tmp_path):
+def test_the_captured_update_corrects_the_returns_of_followed_advice(tmp_path):
     run, _ = run_through(tiny_config(tmp_path / "run", device="cuda"))
     sample = run.replay_hook.replay.sample().reshape(DREAMER.batch_size, DREAMER.seq_len + 1)
     sample = run.replay_hook.stored.extend(sample[:, :-1].exclude("index", "index_generation"))

@@ -214,8 +214,8 @@ class TestImitation:
 
     @BOTH
     @pytest.mark.parametrize("took", [False, True])
-    @pytest.mark.parametrize(("p", "trust"), [(0.05, 0.0), (0.5, 0.0), (0.8, 0.6), (0.95, 0.9)])
-    def test_followed_advice_is_credited_as_the_bandit_trusts_it(self, kind, took, p, trust):
+    @pytest.mark.parametrize(("p", "share"), [(0.05, 0.0), (0.5, 0.0), (0.8, 0.6), (0.95, 0.9)])
+    def test_the_bandit_corrects_the_returns_of_followed_advice(self, kind, took, p, share):
         agent, td = agent_for(kind), executed()
         td["action"] = followed(td, took)
         td["lore_lambda_return"] = td["lore_return"]
@@ -225,11 +225,11 @@ class TestImitation:
         loss.set_bandit(bandit)
         bandit.log_odds.fill_(p).logit_()
         assert not any("bandit" in name for name in loss.state_dict())
-        more = torch.where(td["llm_mask"].squeeze(-1) & torch.tensor(took), trust, 0.0)
+        more = torch.where(td["llm_mask"].squeeze(-1) & torch.tensor(took), share, 0.0)
         gains = GAINS + more * (REAL - GAINS).clamp(min=0).nan_to_num()
         counts = (REAL > 0.05) & REAL.isfinite() & (gains > 0) & gains.isfinite()
         weight = torch.where(counts, gains.clamp(0, 1), 0.0)
-        assert (weight > FILTERED).any() == (took and trust > 0)
+        assert (weight > FILTERED).any() == (took and share > 0)
         expected = -0.7 * (weight * taken_log_prob(agent, td)).sum() / weight.sum()
         torch.testing.assert_close(loss.advice_terms(td)["loss_lore_imitation"], expected)
 

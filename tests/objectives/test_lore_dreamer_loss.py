@@ -154,7 +154,7 @@ class TestEqualsStock:
         with pytest.raises(KeyError, match="llm_prior_logits"):
             forward(imitating(prior_weight=1.0), rewarded(mask=None))
 
-    def test_what_credits_followed_advice_must_be_told_of_it(self):
+    def test_what_corrects_returns_of_followed_advice_must_be_told_of_it(self):
         loss = imitating(imitation_weight=3.0, prior_weight=0.0, multiplier_lr=0.0)
         loss.actor_loss.set_bandit(AdviceBandit())
         with pytest.raises(KeyError, match=r"llm_prior_logits.*SelectTransform"):

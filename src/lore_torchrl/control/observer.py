@@ -19,7 +19,7 @@ class AdviceObserver:
     """Show the bandit each finished segment: whether advice acted in it, and what it returned.
 
     It needs ``step_count``. When ``exhausted()`` says that no more answers can be bought, the
-    advice gets one more trial: the bandit is renewed, once.
+    bandit raises its probability to one half if it is lower, once.
     """
 
     def __init__(self, bandit: AdviceBandit | None, *, exhausted: Callable[[], bool] | None = None):

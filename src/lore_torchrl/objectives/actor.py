@@ -47,8 +47,8 @@ class LoReActorLoss(LossModule):
     :math:`f_t` of :func:`~lore_torchrl.objectives.imitation_weight`, its scale the wrapped
     loss's span of returns, and :math:`V` clipped to the range of real returns so far, 0 included,
     so that a critic's noise makes no gains. Where the step was the advice's first choice, the
-    lambda return :math:`G_t` is raised by the share of the bandit's trust, with its probability
-    :math:`p` (:meth:`set_bandit`), towards a real return :math:`R_t` above it:
+    lambda return :math:`G_t` is corrected towards a real return :math:`R_t` above it, with the
+    bandit's probability :math:`p` that advice helps (:meth:`set_bandit`):
 
     .. math::
         G_t \leftarrow G_t + \max(0, 2 p - 1) \max(0, R_t - G_t)
@@ -219,9 +219,9 @@ class LoReActorLoss(LossModule):
             self.register_buffer(name, torch.zeros(()))
 
     def set_bandit(self, bandit: AdviceBandit | None) -> None:
-        """Take the bandit that lets advice act: followed advice is credited as it trusts it.
+        """Take the bandit that lets advice act: it corrects the returns of followed advice.
 
-        It is no part of this module or of its state. ``None``, the default, credits nothing.
+        It is no part of this module or of its state. ``None``, the default, corrects none.
 
         Raises:
             TypeError: If it is something else.
@@ -254,8 +254,8 @@ class LoReActorLoss(LossModule):
         return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
-    def credits(self) -> bool:
-        """Whether followed advice is credited, which needs to know what was advised."""
+    def corrects(self) -> bool:
+        """Whether returns of followed advice are corrected; that takes what was advised."""
         return self.config.imitation_weight > 0 and self._bandit is not None
 
     @property
@@ -298,7 +298,7 @@ class LoReActorLoss(LossModule):
         weighed = advice is not None or (self.active and not self.composed)
         if weighed:
             needed = ("action", keys.RETURN) if self.config.imitation_weight else ()
-            needed += (keys.PRIOR_LOGITS,) if self.advised or self.credits else ()
+            needed += (keys.PRIOR_LOGITS,) if self.advised or self.corrects else ()
             missing = [key for key in needed if tensordict.get(key, None) is None]
             if missing:
                 raise KeyError(
@@ -458,9 +458,9 @@ class LoReActorLoss(LossModule):
         real = tensordict.get(keys.RETURN).reshape(value.shape)
         returns = tensordict.get(keys.LAMBDA_RETURN, real).reshape(value.shape)
         if first is not None and self._bandit is not None:
-            trust = (2.0 * self._bandit.probability() - 1.0).clamp(min=0.0)
+            share = (2.0 * self._bandit.probability() - 1.0).clamp(min=0.0)
             more = (real - returns).clamp(min=0.0) * first.reshape(value.shape)
-            returns = returns + trust * more.nan_to_num()
+            returns = returns + share * more.nan_to_num()
         if self.training:
             least, greatest = torch.where(real.isfinite(), real, 0.0).aminmax()
             self.least_return.copy_(torch.minimum(self.least_return, least))

@@ -204,7 +204,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         advised = advised.rename_key_(self.tensor_keys.state, actor_keys.state)
         advised = advised.rename_key_(self.tensor_keys.belief, actor_keys.belief)
         loss = self.actor_loss
-        needed = loss.advised or loss.credits or loss.prior_net is not None
+        needed = loss.advised or loss.corrects or loss.prior_net is not None
         for key in self._advice_keys:
             value = sample.get(("next", key), None)
             if value is None and not needed:
