@@ -272,6 +272,10 @@ def test_methods_of_several_budgets_have_a_frontier(tmp_path, monkeypatch):
     runs = [record("e", "LoRe 25", **many), record("e", "LoRe 10", **few), record("e", "stock")]
     save_figures(tmp_path, Study(runs))
     assert drawn["frontier"] == [[("LoRe", [[10.0, 0.5], [25.0, 1.0]])]]
+    for row in (row for run in runs for row in run.rows if "eval/success" in row):
+        row["eval/return"] = row["eval/success"] / 2
+    save_figures(tmp_path, Study(runs))
+    assert drawn["frontier"][1] == [("LoRe", [[10.0, 0.25], [25.0, 0.5]])]
     drawn.clear()
     # As many calls, or a name that stands alone: there is none.
     save_figures(tmp_path, Study([record("e", f"half {n}", **many) for n in (0, 1)]))

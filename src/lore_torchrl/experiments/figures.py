@@ -42,8 +42,9 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
 
     ``curves``: the study's metric. ``over_time``: the metric, density of calls, KL and entropy.
     ``calls``: calls and, where advice had a price, its cost, against the normalized AUC.
-    ``frontier``: the last evaluation against the calls, where methods whose names differ in a
-    number at the end alone, such as LoRe 10 and LoRe 25, have made different numbers of them.
+    ``frontier``: the last evaluation, of success the return's too, against the calls, where
+    methods whose names differ in a number at the end alone, such as LoRe 10 and LoRe 25, have
+    made different numbers of them.
     ``profile``: fraction of runs with a normalized AUC above a threshold, except where the scale
     of the metric differs between experiments.
 
@@ -93,6 +94,12 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
             color, label = method_color(number), literal(method)
             axes.plot(steps, middle, color=color, label=label, marker="o", markersize=2.5)
             axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+    _reference_lines(axes, study, experiment, metric)
+    axes.set_xlabel("environment steps")
+    axes.grid(alpha=0.3)
+
+
+def _reference_lines(axes: Axes, study: Study, experiment: str, metric: str) -> None:
     players = list(dict.fromkeys(record.method for record in study.references))
     for record in study.references:
         score = record.last(metric) if record.experiment == experiment else None
@@ -100,8 +107,6 @@ def _band(axes: Axes, study: Study, experiment: str, metric: str) -> None:
             dashes = _DASHES[players.index(record.method) % len(_DASHES)]
             style = {"color": "grey", "linestyle": dashes, "linewidth": 1}
             axes.axhline(score, label=literal(record.method), **style)
-    axes.set_xlabel("environment steps")
-    axes.grid(alpha=0.3)
 
 
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
@@ -185,27 +190,37 @@ def _budgets(study: Study, experiment: str) -> dict[str, dict[float, str]]:
 
 
 def _frontier(figure: Figure, study: Study) -> None:
-    figure.set_size_inches(4.6 * len(study.experiments), 3.6)
-    axes = figure.subplots(1, len(study.experiments), squeeze=False)[0]
-    for each, experiment in zip(axes, study.experiments, strict=True):
-        found, calls = _budgets(study, experiment), set()
-        for number, (name, methods) in enumerate(found.items()):
-            ends = [study.curves(experiment, m, study.metric)[1][:, -1] for m in methods.values()]
-            bands = [bootstrap(interquartile_mean, seeds, draws=2_000) for seeds in ends]
-            middle, low, high = np.array(bands).T
-            spread = np.stack((middle - low, high - middle)).clip(0.0)
-            style = {"color": method_color(number), "marker": "o", "capsize": 3}
-            # Side by side, where methods have made as many calls.
-            x = np.array(list(methods)) * 1.02**number
-            each.errorbar(x, middle, spread, label=literal(name), **style)
-            calls |= {round(number) for number in methods}
-        each.set(title=literal(experiment), ylim=_UNIT if study.is_success else None)
-        each.set(xlabel=_CALLS["advice/calls"], xscale="log")
-        each.set_xticks([], minor=True)
-        each.set_xticks(sorted(calls), map(str, sorted(calls)))
-        each.grid(alpha=0.3)
-    axes[0].set_ylabel(literal(f"{study.label}, last evaluation"))
-    _legend(figure, axes)
+    """Draw the metric, and beside success the return, of each experiment over the calls."""
+    metrics = {study.metric: study.label}
+    returned = study.metric.replace("success", "return")
+    if study.is_success and all(r.last(returned) is not None for r in study.records):
+        metrics[returned] = study.label.replace("success", "return")
+    figure.set_size_inches(4.6 * len(metrics), 3.4 * len(study.experiments))
+    rows = figure.subplots(len(study.experiments), len(metrics), squeeze=False)
+    for axes, experiment in zip(rows, study.experiments, strict=True):
+        found = _budgets(study, experiment)
+        for each, (metric, label) in zip(axes, metrics.items(), strict=True):
+            calls = set()
+            for number, (name, methods) in enumerate(found.items()):
+                ends = [study.curves(experiment, m, metric)[1][:, -1] for m in methods.values()]
+                bands = [bootstrap(interquartile_mean, seeds, draws=2_000) for seeds in ends]
+                middle, low, high = np.array(bands).T
+                spread = np.stack((middle - low, high - middle)).clip(0.0)
+                style = {"color": method_color(number), "marker": "o", "capsize": 3}
+                # Side by side, where methods have made as many calls.
+                x = np.array(list(methods)) * 1.02**number
+                each.errorbar(x, middle, spread, label=literal(name), **style)
+                calls |= {round(number) for number in methods}
+            _reference_lines(each, study, experiment, metric)
+            each.set(title=literal(experiment), ylim=_UNIT if "success" in metric else None)
+            each.set(xlabel=_CALLS["advice/calls"], xscale="log")
+            each.set_ylabel(literal(f"{label}, last evaluation"))
+            each.set_xticks([], minor=True)
+            # Without those whose labels would overlap.
+            ticks = [n for n in sorted(calls) if not any(n < more <= 1.3 * n for more in calls)]
+            each.set_xticks(ticks, map(str, ticks))
+            each.grid(alpha=0.3)
+    _legend(figure, rows.flat)
 
 
 def _profile(figure: Figure, study: Study) -> None:
