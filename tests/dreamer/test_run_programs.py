@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,23 @@ def test_a_run_takes_its_programs_from_a_recording(tmp_path):
     config.env.id = "MiniGrid-DoorKey-5x5-v0"
     with pytest.raises(ValueError, match="holds no accepted progress program"):
         build_programs(config, adapter_of(config.env))
+
+
+def test_a_run_from_recorded_programs_is_the_run_with_the_programs(tmp_path):
+    first, _ = collected(tmp_path / "first", BOTH)
+    adapter, path = MiniGrid("MiniGrid-DoorKey-5x5-v0"), str(tmp_path / "recorded.jsonl")
+    views, _ = sample_views(adapter, steps=60)
+    for kind in ("features", "progress"):
+        program, failure = judged(hand_written(kind, adapter), views)  # without a score yet
+        assert failure is None
+        ProgramStore(path).append(program)
+    recorded = LoReConfig(
+        features=replace(BOTH.features, path=path), progress=replace(BOTH.progress, path=path)
+    )
+    again, _ = collected(tmp_path / "again", recorded)
+    for key in ("reward", *keys.FEATURE_KEYS):
+        assert torch.equal(first["next", key], again["next", key])
+    assert first["next", keys.FEATURES].any()
 
 
 @pytest.mark.parametrize("memory", [False, True])
