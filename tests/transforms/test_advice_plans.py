@@ -183,3 +183,13 @@ def test_a_planned_no_op_leaves_the_situation_to_be_asked_about():
     transform = AdviceTransform(service, Describe(), require_key=None, plan_horizon=4)
     TransformedEnv(SerialEnv(1, Halting), transform).rollout(1, policy)
     assert advisor.asked == ["0", "1"] and service.stats()["plan_steps"] == 0
+
+
+def test_a_plan_saves_no_call_where_none_would_be_made():
+    service = make_service(PlanForward(3))
+    service.cache.close("1")  # asked about in vain before
+    transform = AdviceTransform(service, Describe(), require_key=None, plan_horizon=4)
+    env = TransformedEnv(SerialEnv(1, Halting), transform)
+    env.rollout(2, lambda td: td.set("action", torch.full((1,), FORWARD)))
+    stats = service.stats()
+    assert (stats["plan_steps"], stats["plan_saved"]) == (2, 1)

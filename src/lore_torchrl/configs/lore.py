@@ -472,8 +472,8 @@ class LoReConfig(Settings, prefix="lore"):
         planned = self.planner.enabled and self.planner.seed == "plan"
         rule = "there are no plans: set lore.calls.plan_horizon above 0"
         self.planner.require(not planned or self.calls.plan_horizon > 0, "seed", rule)
-        rule = "its plans would never act: set lore.gate.beta_max above 0"
-        acts = not self.planner.enabled or self.gate.beta_max > 0
+        rule = "its plans would never act: set lore.gate.beta_max and lore.mixer.max_kl above 0"
+        acts = not self.planner.enabled or min(self.gate.beta_max, self.mixer.max_kl) > 0
         self.planner.require(acts, "enabled", rule)
         rule = "TD errors would lack the bonus: set lore.calls.td_spike=null"
         told = not self.subgoal.enabled or self.calls.td_spike is None

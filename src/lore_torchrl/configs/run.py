@@ -244,12 +244,13 @@ class TrainConfig(Settings):
         usable = self.evaluation.actor == "policy" or self.lore.enabled
         rule = "with lore.enabled=false there is no advice: set it to policy"
         self.evaluation.require(usable, "actor", rule)
-        for name in () if self.lore.enabled else ("features", "progress", "subgoal", "planner"):
+        for name in () if self.lore.enabled else ("features", "progress", "subgoal"):
             part = getattr(self.lore, name)
             rule = "with lore.enabled=false no channel works: use method=stock_imitation"
             part.require(not part.enabled, "enabled", rule)
-        calls, mixer = self.lore.calls, self.lore.mixer
+        calls, mixer, planner = self.lore.calls, self.lore.mixer, self.lore.planner
         rule = "with lore.enabled=false there is no advice to use it on"
+        planner.require(self.lore.enabled or not planner.enabled, "enabled", rule)
         calls.require(self.lore.enabled or not calls.plan_horizon, "plan_horizon", rule)
         mixer.require(self.lore.enabled or not mixer.action_mask, "action_mask", rule)
         valued = mixer.value_temperature is not None

@@ -106,7 +106,7 @@ class CallCounters:
         self.errors: Counter[str] = Counter()
         self.calls = self.in_time = self.late = self.lost = self.failed = self.refunded = 0
         self.plan_steps = 0  # situations that a plan advised
-        self.plan_saved = 0  # those of them that had no answer, not even a shared one
+        self.plan_saved = 0  # those of them that had no answer and deserved a call
         self.usage = Usage()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self.logged = {"stopped"}  # kinds of failures that the log has named

@@ -259,11 +259,12 @@ class AdviceService:
         key, state = keys
         if self.cache.is_no_op(key, step) or self.cache.has_own(key, state):
             return reply
+        saved = reply.advice is None and self.cache.wants(key, state)
         with self._storing():
             self.cache.put(key, step, abstract_state=state)
         with self._lock:
             self.counters.plan_steps += 1
-            self.counters.plan_saved += reply.advice is None
+            self.counters.plan_saved += saved
         return Reply(advice=step)
 
     def _keys(self, query: Query) -> tuple[str, str | None]:
