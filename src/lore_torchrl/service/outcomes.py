@@ -176,7 +176,7 @@ class CallCounters:
         for kind, count in state["errors"].items():
             self.errors[safe_kind(kind)] += count
         for name in _COUNTS:
-            setattr(self, name, state.get(name, 0))
+            setattr(self, name, state[name])
         self.usage = Usage(*state["usage"])
 
 
