@@ -142,17 +142,19 @@ def test_the_inspector_imports_only_what_its_user_names(copied, change, named, c
         ("base_url", "http://localhost@elsewhere.example/v1"),
         ("api_key_env", "AWS_SECRET_ACCESS_KEY"),
         ("model", "someone/else"),
+        ("tokenizer", "someone/else"),
         ("prompt", "/home/me/notes.txt"),
     ],
 )
 def test_questions_and_keys_go_where_the_user_says(copied, setting, value):
     path, _ = copied
-    kind = "local.LocalAdvisor" if setting == "model" else "chat.ChatAdvisor"
+    local = setting in ("model", "tokenizer")
+    kind = "local.LocalAdvisor" if local else "chat.ChatAdvisor"
     about = {"_target_": f"lore_torchrl.advisors.{kind}", "model": "m", setting: value}
     forge_config(path, set_advisor(about))
     with pytest.raises(CheckpointError, match=rf"advisor.{setting}=.*trust=\[{re.escape(value)}\]"):
-        play(path, calls=1)
-    assert load_config(path, trust=[value], asks=True).advisor[setting] == value
+        play(path, calls=1, trust=["m"])
+    assert load_config(path, trust=["m", value], asks=True).advisor[setting] == value
     # Without calls nobody is asked.
     assert load_config(path).advisor[setting] == value
 

@@ -23,6 +23,7 @@ from lore_torchrl.configs import (
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.control.observer import AdviceObserver
 from lore_torchrl.dreamer.acting import adapter_of
+from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.hooks import MetricsHook
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.programs import build_programs, hand_written, subgoals_of_run
@@ -84,6 +85,25 @@ def test_a_run_logs_raw_returns_and_is_repeated_bitwise(tmp_path):
     # MiniGrid's own reward lies in [0, 1]: a shaped one would be below.
     returns = [row["train/return"] for row in rows[0] if "train/return" in row]
     assert returns and all(0 <= value <= 1 for value in returns)
+
+
+def test_failures_in_evaluation_are_counted_and_retire_nothing_in_training(tmp_path):
+    path = tmp_path / "programs.jsonl"
+    code = "def compute_features(obs):\n    return {'x': 1 // 0}\n"
+    ProgramStore(path).append(Program("features", code, env="MiniGrid-DoorKey-5x5-v0"))
+    lore = LoReConfig(features=FeaturesConfig(enabled=True, path=str(path), max_failures=3))
+    config = tiny_config(tmp_path / "run", lore=lore)
+    adapter = adapter_of(config.env)
+    run = build_run(config, advisor=planner())
+    try:
+        programs = build_programs(config, adapter)
+        before = programs.state_dict()
+        for _ in range(2):
+            outcome = evaluate(config, adapter, run.agent, programs=programs)
+            assert outcome["program_failures"] == 3
+        assert programs.state_dict() == before
+    finally:
+        run.close()
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):

@@ -269,7 +269,8 @@ def _leads_elsewhere(name: str, value: Any, config: TrainConfig) -> bool:
         return value != "OPENAI_API_KEY"
     # A prompt of one's own is a file, whose text is sent; a recording is a file that is read.
     file = setting == "path" or (setting == "prompt" and value != "default")
-    return file or (setting == "model" and "LocalAdvisor" in str(config.advisor))
+    fetched = setting == "model" or (setting == "tokenizer" and value is not None)
+    return file or (fetched and "LocalAdvisor" in str(config.advisor))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -40,7 +40,8 @@ def evaluate(
     they were. Once ``stopped``, which is read before each step, the evaluation is broken off.
 
     Returns:
-        ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, and what
+        ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, with
+        ``programs`` ``program_failures`` (their failed runs in these episodes), and what
         the adapter's ``summarize_episodes`` makes of its ``episode_keys`` at the last step of
         each episode, ``[episodes, ...]``; where the mixture played, all of its own once more as
         ``advised/...``, in the log ``eval/advised/...``; ``None`` if it was broken off.
@@ -66,6 +67,7 @@ def _evaluate(
     stopped: Callable[[], bool],
 ) -> dict[str, float] | None:
     """Play the held-out episodes once, with the cached answers of ``lore`` if there is one."""
+    programs = None if programs is None else programs.for_evaluation()
     env = build_acting_env(
         config,
         adapter,
@@ -88,9 +90,12 @@ def _evaluate(
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=cuda), set_exploration_type(kind):
             torch.manual_seed(config.seed)
-            return play_episodes(env, adapter, policy, stopped)
+            outcome = play_episodes(env, adapter, policy, stopped)
     finally:
         close_env(env)
+    if outcome is not None and programs is not None:
+        outcome["program_failures"] = float(programs.failed)
+    return outcome
 
 
 def _device_of(policy: TensorDictModuleBase) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensordict import NestedKey
@@ -26,7 +26,7 @@ from lore_torchrl.transforms.subgoals import subgoal_names, subgoals_of
 
 @dataclass
 class Programs:
-    """The programs of a run, which training and evaluation share.
+    """The programs of a run.
 
     Attributes:
         features: Programs of features, or ``None``.
@@ -47,6 +47,19 @@ class Programs:
         """Entries that replay keeps with each observation, beside what the agent sees of it."""
         shaped = () if self.shaping is None else (keys.RAW_REWARD,)
         return shaped if self.features is None else (keys.CODE_ID, *shaped)
+
+    def for_evaluation(self) -> Programs:
+        """Return what evaluation runs: failures there neither count nor retire in training."""
+        features, subgoals = (
+            None if programs is None else programs.for_evaluation()
+            for programs in (self.features, self.subgoals)
+        )
+        return replace(self, features=features, shaping=None, subgoals=subgoals)
+
+    @property
+    def failed(self) -> int:
+        """Failures of all programs."""
+        return sum(used.failed for programs in self._sets().values() for used in programs.used)
 
     def append_to(self, env: EnvBase, *, evaluation: bool) -> EnvBase:
         """Return ``env`` with features and, unless it is for ``evaluation``, with shaping."""

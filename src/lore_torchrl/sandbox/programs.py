@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,18 @@ class ProgramSet:
             f"{self.kind} program {used.program.code_id} by {used.program.model} is retired: "
             f"{reason}."
         )
+
+    def for_evaluation(self) -> ProgramSet:
+        """Return the same programs; what fails or is retired there stays as it is here.
+
+        Failures are counted from 0, so that a program which fails in evaluation is not run in all
+        of its episodes. Results are shared.
+        """
+        held_out = copy(self)
+        held_out.used = [copy(used) for used in self.used]
+        for used in held_out.used:
+            used.failed = 0
+        return held_out
 
     def stats(self) -> dict[str, float]:
         """Return counts for the log, and the best score that is known."""
