@@ -92,6 +92,17 @@ def test_an_episode_is_drawn_with_the_softmax_of_its_absolute_advantage():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_no_number_counts_as_zero(kind, bad):
+    first = torch.tensor([True, False, True, False])
+    found, expected = (
+        record_weights(torch.tensor([0.0, 1.0, 0.0, last]), first, ~first, first, kind=kind)
+        for last in (bad, 0.0)
+    )
+    assert torch.equal(found, expected) and found.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_before_an_episode_has_ended_all_are_drawn_alike(kind):
     reward, start = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([True, False, False])
     found = record_weights(reward, start, torch.zeros(3).bool(), start, kind=kind)

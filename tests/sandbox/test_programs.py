@@ -97,6 +97,30 @@ def test_the_program_that_tells_most_of_returns_comes_first():
     assert programs.active() == [second, first]
 
 
+def test_a_program_whose_score_is_unknown_has_its_turn_first():
+    programs = ProgramSet([features("a"), features("b")])
+    first, second = programs.used
+    first.score = 0.4
+    assert programs.active() == [second, first]
+
+
+def test_a_return_that_is_no_number_retires_nothing():
+    programs = ProgramSet([features("a")], off_share=0.3, block_episodes=1)
+    [used] = programs.used
+    for number in range(60):
+        value = float("nan") if number == 50 else 1.0 + used.bandit.on
+        programs.observe(used, used.bandit.block, value)
+    assert used.retired is None and used.bandit.gain == pytest.approx(1.0)
+
+
+def test_a_set_goes_on_with_the_same_programs_in_the_same_columns_alone():
+    saved = ProgramSet([features("a"), features("b")]).state_dict()
+    ProgramSet([features("a"), features("b"), features("c")]).load_state_dict(saved)
+    for others in (["b", "a"], ["a"], ["a", "c"]):
+        with pytest.raises(ValueError, match="Keep those of the file and their order"):
+            ProgramSet([features(name) for name in others]).load_state_dict(saved)
+
+
 def played(gain: float, *, blocks: int = 60, **settings) -> ProgramBandit:
     bandit = ProgramBandit(**({"off_share": 0.3, "block_episodes": 4} | settings))
     stream = random.Random(1)

@@ -55,15 +55,18 @@ def test_the_potential_is_zero_where_an_episode_terminates_and_stays_where_it_is
     torch.testing.assert_close(shaped_by(cut)[0, -1], torch.tensor(GAMMA * 0.6 - 0.6))
 
 
-@pytest.mark.parametrize("name", ADVERSARIES)
-def test_the_discounted_shaping_of_an_episode_telescopes(name):
-    actions = [RIGHT, STAY, RIGHT, LEFT, RIGHT, RIGHT, RIGHT]
-    steps, _ = play(chain_env(shaping(ADVERSARIES[name])), *actions)
+@pytest.mark.parametrize("budget", [0.1, 0.5, 1.3, 4.0, 100.0])
+@pytest.mark.parametrize("body", [*ADVERSARIES.values(), "return 0.9 if n != 2 else 1 / 0"])
+def test_the_discounted_shaping_of_an_episode_telescopes(body, budget):
+    actions = [RIGHT, STAY, LEFT, RIGHT, RIGHT, LEFT, RIGHT, RIGHT, RIGHT]
+    env = chain_env(shaping(body, episode_budget=budget), max_steps=20)
+    steps, _ = play(env, *actions)
     assert steps["next", "terminated"][0, -1]
-    start = shaping(ADVERSARIES[name]).programs.sandbox
-    phi = start.run(progress_set(ADVERSARIES[name]).used[0].program, {"n": 1})
+    start = shaping(body).programs.sandbox
+    phi = start.run(progress_set(body).used[0].program, {"n": 1})
     total = (shaped_by(steps)[0] * GAMMA ** torch.arange(len(actions))).sum()
-    torch.testing.assert_close(total, torch.tensor(-phi).float(), atol=1e-6, rtol=0)
+    expected = torch.tensor(-min(phi, budget)).float()
+    torch.testing.assert_close(total, expected, atol=1e-6, rtol=0)
 
 
 def transitions(body: str | None):
@@ -124,10 +127,10 @@ def test_a_constant_potential_never_gains():
     assert shaped_by(still).abs().sum() == 0
 
 
-def test_a_step_on_which_the_program_fails_is_not_shaped_and_the_next_pays_for_it():
+def test_where_the_program_fails_its_potential_is_zero():
     env = chain_env(shaping("return n / 5 if n != 2 else 1 / 0", gamma=1.0))
     steps, _ = play(env, RIGHT, RIGHT, RIGHT)
-    torch.testing.assert_close(shaped_by(steps)[0], torch.tensor([0.0, 0.4, 0.2]))
+    torch.testing.assert_close(shaped_by(steps)[0], torch.tensor([-0.2, 0.6, 0.2]))
 
 
 def test_rows_have_their_own_episodes():

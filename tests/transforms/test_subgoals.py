@@ -103,6 +103,31 @@ def test_where_the_describer_fails_nothing_is_reached_and_the_run_goes_on(says, 
         play(env, 12)
 
 
+class Began(Named):
+    """``begin`` is true at places 0 and 3."""
+
+    def reached(self, row, observation):
+        return {"begin"} & super().reached(row, observation) or (
+            {"begin"} if int(observation["observation"][0]) % 100 == 3 else set()
+        )
+
+
+def test_a_reset_of_another_row_closes_no_subgoal():
+    # A SerialEnv's partial reset shows the rows that go on as they began.
+    env, bonus = build(Names(p2="begin"), lengths=(1, 6))
+    bonus.describer = Began()
+    assert rewards(play(env, 6), row=1) == pytest.approx([0.0, 0.0, 0.1, 0.0, 0.0, 1.0])
+
+
+def test_an_environment_without_a_batch_is_paid_too():
+    advise = AdviceTransform(
+        make_service(Names(p0="middle"), calls_per_step=9), Named(), require_key=None, subgoals=True
+    )
+    env = TransformedEnv(Corridor(0, 4), Compose(advise, SubgoalBonus(Named())))
+    batch = env.rollout(4, WAIT, break_when_any_done=False)
+    assert batch["next", "reward"].flatten().tolist() == pytest.approx([0.0, 0.1, 0.0, 1.0])
+
+
 def test_a_subgoal_that_was_reached_is_not_paid_again():
     # Named again where it is true, and where it is true no more: it will be at 5.
     env, _ = build(Names(p0="late", p3="late", p4="late"), lengths=(6,))

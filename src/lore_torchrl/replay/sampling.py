@@ -37,7 +37,7 @@ def record_weights(
     so that with ``"advantage"`` all records of an episode together are drawn with the probability
     :math:`\mathrm{softmax}(|A| / T)` of absolute-advantage-weighted episode sampling
     (MS-GRPO). Records of an episode that is not known from its first record to its end have the
-    mean weight of the others.
+    mean weight of the others. A reward that is not finite counts as 0.
 
     Args:
         reward: Rewards of the records, ordered in time within each stream, ``[N]``.
@@ -59,7 +59,7 @@ def record_weights(
     """
     episode = first.cumsum(0) - 1
     zeros = reward.new_zeros(int(episode[-1]) + 1)
-    returns = zeros.index_add(0, episode, reward)
+    returns = zeros.index_add(0, episode, reward.nan_to_num(0.0, 0.0, 0.0))
     known = zeros.index_add(0, episode, is_init.to(reward) + done.to(reward)) == 2
     if not known.any():
         return torch.ones_like(reward)

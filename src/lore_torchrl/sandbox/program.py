@@ -68,6 +68,11 @@ class Program:
         return FUNCTIONS[self.kind]
 
 
+def fits_name(name: object) -> bool:
+    """Whether a feature or subgoal may be called so: 1 to 60 printable characters."""
+    return isinstance(name, str) and 0 < len(name) <= 60 and name.isprintable()
+
+
 def stable_number(*code_ids: str) -> int:
     """Return a positive 63-bit number of versions, the same in every process; 0 for none."""
     if not code_ids:
@@ -144,10 +149,10 @@ def _read_line(path: Path, number: int, text: str) -> Program:
             if not isinstance(value, form):
                 raise TypeError(f"its {name} is a {type(value).__name__}")
         names, score = (program.checks.get(name) for name in ("names", "score"))
-        if not (names is None or (type(names) is list and all(type(n) is str for n in names))):
-            raise TypeError("the names in its checks are no list of str")
-        if not (score is None or type(score) in (int, float)):
-            raise TypeError("the score in its checks is no number")
+        if not (names is None or (type(names) is list and all(map(fits_name, names)))):
+            raise TypeError("the names in its checks are no list of 1 to 60 printable characters")
+        if not (score is None or (type(score) in (int, float) and -1.0 <= score <= 1.0)):
+            raise TypeError("the score in its checks is no number from -1 to 1")
         if row.get("code_id", program.code_id) != program.code_id:
             raise ValueError("its code is not that of its code_id")
         program = replace(program, errors=tuple(program.errors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -148,10 +149,10 @@ class ProgramSet:
         self.used.append(UsedProgram(program, slice(first, first + width), bandit))
 
     def active(self) -> list[UsedProgram]:
-        """Return the programs that are not retired, best score first."""
+        """Return the programs that are not retired, unknown scores first, then the best."""
         # Python's sort is stable: equal and unknown ones keep their order.
         living = [used for used in self.used if used.retired is None]
-        return sorted(living, key=lambda used: -(used.score or 0.0))
+        return sorted(living, key=lambda used: -1.0 if used.score is None else -used.score)
 
     def compute(
         self, programs: Sequence[UsedProgram], view: Mapping[str, Any]
@@ -177,7 +178,12 @@ class ProgramSet:
             self.retire(used, f"{used.failed} failures, the last: {used.error}")
 
     def observe(self, used: UsedProgram, block: int, episode_return: float) -> None:
-        """Tell a program's bandit what an episode returned, and retire one that does not pay."""
+        """Tell a program's bandit what an episode returned, and retire one that does not pay.
+
+        A return that is not finite tells nothing.
+        """
+        if not math.isfinite(episode_return):
+            return
         used.bandit.observe(block, episode_return)
         if used.retired is None and not used.bandit.pays:
             self.retire(used, f"return {used.bandit.gain:+.3g} with it")
@@ -231,7 +237,19 @@ class ProgramSet:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, with the programs that are the same."""
+        """Go on where :meth:`state_dict` was taken.
+
+        Raises:
+            ValueError: If the programs there are not the first ones here, in their order: each
+                has columns of its own, and replay holds what they computed.
+        """
+        now = [used.program.code_id for used in self.used]
+        if list(state_dict) != now[: len(state_dict)]:
+            raise ValueError(
+                f"{self.kind}: the checkpoint's run had the programs {', '.join(state_dict)}, now "
+                f"there are {', '.join(now)}. Keep those of the file and their order, add further "
+                "ones after them, or start a new run."
+            )
         for used in self.used:
             state = dict(state_dict.get(used.program.code_id, {}))
             if state:

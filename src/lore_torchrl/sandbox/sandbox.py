@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lore_torchrl.sandbox.program import Program
+from lore_torchrl.sandbox.program import Program, fits_name
 
 #: Largest size of a feature.
 LARGEST = 1e4
@@ -163,7 +163,7 @@ class Sandbox:
                 f"{call} has {len(value)} entries: at least 1, at most {most}.",
             )
         # A name stands in prompts and logs, on one line.
-        if not all(0 < len(name) <= 60 and name.isprintable() for name in value):
+        if not all(map(fits_name, value)):
             raise ProgramError("result", f"A name in {call} needs 1 to 60 printable characters.")
         if subgoals:
             if not all(type(entry) is bool for entry in value.values()):

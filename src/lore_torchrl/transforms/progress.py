@@ -33,11 +33,10 @@ class ProgressShaping(ProgramTransform):
     (`Devlin and Kudenko 2012 <https://dl.acm.org/doi/10.5555/2343576.2343638>`_). Where an episode
     is truncated :math:`\Phi(s')` is kept, since the value of what follows is.
 
-    The absolute shaping of an episode adds up to at most ``episode_budget``. Of that,
-    :math:`\Phi(s)` is always held back for the terminal step, which takes back what was paid; a
-    step that would need it is not shaped, and :math:`\Phi(s)` stays the potential that was paid
-    last. So is a step on which the program fails. So without a discount the shaping of an episode
-    that terminates adds up to :math:`-\Phi(s_0)` in any case, and no cycle gains.
+    The absolute shaping of an episode adds up to at most ``episode_budget``. :math:`\Phi(s')` is 0
+    where the program fails, and where the budget would not last for the step and for taking
+    :math:`\Phi(s')` back later. So the discounted shaping of an episode that terminates is
+    :math:`-\Phi(s_0)` in any case, and no cycle gains.
 
     The learner reads ``reward``. The raw reward is written as ``raw_reward``, under ``"next"``
     for a step and 0 at a reset; :func:`lore_torchrl.keys.raw_reward` returns it.
@@ -102,9 +101,7 @@ class ProgressShaping(ProgramTransform):
         dones = any_true(tensordict, done_keys, len(self._potential))
         shaping = np.zeros(len(self._potential), dtype=np.float32)
         for row in found:
-            after = 0.0 if ends[row] else potentials.get(row)
-            if after is not None:
-                shaping[row] = self._pay(row, after)
+            shaping[row] = self._pay(row, 0.0 if ends[row] else potentials.get(row, 0.0))
             self.episodes += int(dones[row])
         reward = tensordict.get(self.parent.reward_key)
         tensordict.set(keys.RAW_REWARD, reward.float())
@@ -112,10 +109,10 @@ class ProgressShaping(ProgramTransform):
         tensordict.set(self.parent.reward_key, reward + added)
 
     def _pay(self, row: int, after: float) -> float:
-        """Return the shaping of a step to potential ``after``, 0 where the budget does not last."""
+        """Return the shaping of a step to potential ``after``, or to 0 within the budget."""
         paid = self.gamma * after - self._potential[row]
         if self._spent[row] + abs(paid) + after > self.episode_budget:
-            return 0.0
+            after, paid = 0.0, -self._potential[row]
         self._spent[row] += abs(paid)
         self._potential[row] = after
         self.paid += abs(paid)

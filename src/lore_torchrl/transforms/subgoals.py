@@ -26,8 +26,9 @@ class SubgoalBonus(RowTransform):
     r"""Adds a bonus to the reward where a row reaches its subgoal, once an episode and subgoal.
 
     A row's subgoal :math:`g` is the latest that advice has named in this episode, as long as it is
-    open: not true of the observation, and not reached in this episode before. With
-    :math:`n_g` how often it has been reached so far in the run, this time included, a step becomes
+    open: not true of the observation, and not reached as the row's subgoal in this episode before.
+    With :math:`n_g` how often it has been reached so in the run, all rows of this step included, a
+    step becomes
 
     .. math::
         r + \min\bigl(\mathtt{scale} / \sqrt{n_g},\; B - \textstyle\sum b\bigr)
@@ -98,7 +99,8 @@ class SubgoalBonus(RowTransform):
         advised = tensordict_reset.get(keys.SUBGOAL)
         self._current = torch.where(begins, advised, self._current)
         tensordict_reset.set(keys.RAW_REWARD, torch.zeros_like(self._spent))
-        return self._write(tensordict_reset, reached)
+        # What the rows that go on show here is not what they see.
+        return self._write(tensordict_reset, torch.where(begins, reached, 0.0))
 
     _reset_on_native_autoreset = _reset
 
@@ -106,7 +108,7 @@ class SubgoalBonus(RowTransform):
         reached, key = self._reached(next_tensordict), self.parent.reward_key
         hit = self._current * reached
         self._done = torch.maximum(self._done, hit)
-        self.counts += hit.flatten(0, -2).sum(0)
+        self.counts += hit.reshape(-1, len(self.names)).sum(0)
         # The bonus of a step is of at most one subgoal.
         bonus = (hit * self.scale * self.counts.clamp_min(1.0).rsqrt()).sum(-1, keepdim=True)
         bonus = torch.minimum(bonus, (self.episode_budget - self._spent).clamp_min(0.0))
