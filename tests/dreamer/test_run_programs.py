@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tiny_run import planner, tiny_config
+from torchrl.checkpoint import CheckpointError
 
 from lore_torchrl import keys
 from lore_torchrl.advisors.base import Advice
@@ -104,6 +105,31 @@ def test_failures_in_evaluation_are_counted_and_retire_nothing_in_training(tmp_p
         assert programs.state_dict() == before
     finally:
         run.close()
+
+
+def test_a_resumed_run_has_its_programs_in_their_order_and_further_ones_after_them(tmp_path):
+    one, two, three = (
+        Program("features", f"def compute_features(obs):\n    return {{'x': {number}.0}}\n")
+        for number in (1, 2, 3)
+    )
+    path = tmp_path / "programs.jsonl"
+
+    def write(*programs):
+        path.unlink(missing_ok=True)
+        for program in programs:
+            ProgramStore(path).append(replace(program, checks={"names": ["x"]}))
+
+    lore = LoReConfig(features=FeaturesConfig(enabled=True, path=str(path)))
+    config = tiny_config(tmp_path / "run", lore=lore, total_steps=32, checkpoint_interval=32)
+    write(one, two)
+    train(config, advisor=planner())
+    resumed = replace(config, total_steps=64, resume=config.output_dir)
+    write(two, one)
+    with pytest.raises(CheckpointError, match="Keep those of the file and their order"):
+        build_run(resumed, advisor=planner())
+    write(one, two, three)
+    train(resumed, advisor=planner())
+    assert read_metrics(config.output_dir)[-1]["step"] == 64
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):
