@@ -97,20 +97,25 @@ def test_the_program_that_tells_most_of_returns_comes_first():
     assert programs.active() == [second, first]
 
 
-def test_a_program_whose_score_is_unknown_has_its_turn_first():
+def test_a_program_whose_score_is_unknown_has_its_turn():
     programs = ProgramSet([features("a"), features("b")])
     first, second = programs.used
     first.score = 0.4
-    assert programs.active() == [second, first]
+    for _ in range(16):
+        assert programs.active() == [second, first]
+        second.observe(np.arange(3.0)[:, None], np.zeros(3))
+    assert second.score is None and programs.active() == [first, second]
 
 
-def test_a_return_that_is_no_number_retires_nothing():
-    programs = ProgramSet([features("a")], off_share=0.3, block_episodes=1)
-    [used] = programs.used
-    for number in range(60):
-        value = float("nan") if number == 50 else 1.0 + used.bandit.on
-        programs.observe(used, used.bandit.block, value)
-    assert used.retired is None and used.bandit.gain == pytest.approx(1.0)
+def test_an_evaluation_counts_and_keeps_its_results_for_itself():
+    programs = ProgramSet(
+        [Program("features", "def compute_features(obs):\n    return {obs['n']: 1.0}")]
+    )
+    held_out = programs.for_evaluation()
+    assert held_out.compute(held_out.used, {"n": "b"})
+    assert programs.compute(programs.used, {"n": "a"}) and programs.used[0].names == ["a"]
+    assert not programs.compute(programs.used, {"n": "b"}), "another name than before"
+    assert (programs.used[0].failed, held_out.used[0].failed) == (1, 0)
 
 
 def test_a_set_goes_on_with_the_same_programs_in_the_same_columns_alone():

@@ -55,7 +55,7 @@ def test_the_potential_is_zero_where_an_episode_terminates_and_stays_where_it_is
     torch.testing.assert_close(shaped_by(cut)[0, -1], torch.tensor(GAMMA * 0.6 - 0.6))
 
 
-@pytest.mark.parametrize("budget", [0.1, 0.5, 1.3, 4.0, 100.0])
+@pytest.mark.parametrize("budget", [0.1, 0.5, 1.3, 4.0, 1e3])
 @pytest.mark.parametrize("body", [*ADVERSARIES.values(), "return 0.9 if n != 2 else 1 / 0"])
 def test_the_discounted_shaping_of_an_episode_telescopes(body, budget):
     actions = [RIGHT, STAY, LEFT, RIGHT, RIGHT, LEFT, RIGHT, RIGHT, RIGHT]
@@ -172,6 +172,15 @@ def test_bandit_and_score_read_the_raw_reward():
     env = chain_env(transform)
     play(env, *[RIGHT] * 4, *[LEFT])
     assert seen == [1.0, 0.0]
+
+
+def test_an_episode_with_a_reward_that_is_no_number_tells_nothing():
+    transform = shaping("return n / 5")
+    play(chain_env(transform), RIGHT)
+    transform._rewards[0] = [float("nan")]
+    transform.programs.observe = lambda *told: pytest.fail(f"told {told}")
+    transform._end(0)
+    assert transform.programs.used[0].episodes == 0
 
 
 def test_specs_hold_with_features_before_it():

@@ -56,7 +56,8 @@ class InspectConfig(Settings):
     trust: list[str] = setting(
         list,
         "What the checkpoint may name besides this package's environments and advisors: import "
-        "paths, which run code, and with calls the server, the key's variable and the local model.",
+        "paths, which run code, and with calls the server, the key's variable, the local model and "
+        "its tokenizer.",
     )
     video: str | None = setting(
         "gif", "Or null for none; mp4 needs lore-torchrl[video].", among=("gif", "mp4")

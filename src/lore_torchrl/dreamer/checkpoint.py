@@ -211,8 +211,8 @@ def load_config(
     """Return the configuration of the run that wrote a checkpoint; what came after it is default.
 
     Besides the environments and advisors of this package it may name what is in ``trust``: import
-    paths, and where its advisor ``asks``, servers, variables of keys and local models; with
-    ``None``, where it is only compared with, anything.
+    paths, and where its advisor ``asks``, servers, variables of keys, local models and tokenizers;
+    with ``None``, where it is only compared with, anything.
 
     Raises:
         CheckpointError: If it is of another program, or names what it may not.
@@ -251,8 +251,8 @@ def load_config(
         foreign = asks and name.startswith("advisor.") and _leads_elsewhere(name, value, config)
         if foreign and str(value) not in trust:
             raise CheckpointError(
-                f"{path}: with calls, the advisor would use {name}={value!r}: questions, and a key "
-                "of yours, would go where the checkpoint says. Only if you trust it, name it "
+                f"{path}: with calls, the advisor would use {name}={value!r}: what it asks, "
+                "sends or loads would be the checkpoint's choice. Only if you trust it, name it "
                 f"yourself, trust=[{value}]."
             )
     return config

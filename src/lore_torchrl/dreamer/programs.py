@@ -48,12 +48,14 @@ class Programs:
         shaped = () if self.shaping is None else (keys.RAW_REWARD,)
         return shaped if self.features is None else (keys.CODE_ID, *shaped)
 
-    def for_evaluation(self) -> Programs:
+    def for_evaluation(self) -> Programs | None:
         """Return what evaluation runs: failures there neither count nor retire in training."""
         features, subgoals = (
             None if programs is None else programs.for_evaluation()
             for programs in (self.features, self.subgoals)
         )
+        if features is None and subgoals is None:
+            return None
         return replace(self, features=features, shaping=None, subgoals=subgoals)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -120,6 +119,7 @@ class ProgramSet:
         self.kind, self.columns = programs[0].kind, columns
         self.sandbox, self.max_failures, self.seed = Sandbox(limits), max_failures, seed
         self._bandit = {"off_share": off_share, "block_episodes": block_episodes}
+        self._where = ""
         self.used: list[UsedProgram] = []
         for program in programs:
             self.add(program)
@@ -149,10 +149,16 @@ class ProgramSet:
         self.used.append(UsedProgram(program, slice(first, first + width), bandit))
 
     def active(self) -> list[UsedProgram]:
-        """Return the programs that are not retired, unknown scores first, then the best."""
-        # Python's sort is stable: equal and unknown ones keep their order.
-        living = [used for used in self.used if used.retired is None]
-        return sorted(living, key=lambda used: -1.0 if used.score is None else -used.score)
+        """Return the programs that are not retired, best score first.
+
+        An unknown score counts as 1 in a program's first 16 episodes, and as 0 after.
+        """
+
+        def worth(used: UsedProgram) -> float:
+            return float(used.episodes < _SCORED_EVERY) if used.score is None else used.score
+
+        # Python's sort is stable: equal ones keep their order.
+        return sorted((u for u in self.used if u.retired is None), key=worth, reverse=True)
 
     def compute(
         self, programs: Sequence[UsedProgram], view: Mapping[str, Any]
@@ -178,12 +184,7 @@ class ProgramSet:
             self.retire(used, f"{used.failed} failures, the last: {used.error}")
 
     def observe(self, used: UsedProgram, block: int, episode_return: float) -> None:
-        """Tell a program's bandit what an episode returned, and retire one that does not pay.
-
-        A return that is not finite tells nothing.
-        """
-        if not math.isfinite(episode_return):
-            return
+        """Tell a program's bandit what an episode returned, and retire one that does not pay."""
         used.bandit.observe(block, episode_return)
         if used.retired is None and not used.bandit.pays:
             self.retire(used, f"return {used.bandit.gain:+.3g} with it")
@@ -192,20 +193,17 @@ class ProgramSet:
         """Run a program no more."""
         used.retired = reason
         torchrl_logger.warning(
-            f"{self.kind} program {used.program.code_id} by {used.program.model} is retired: "
-            f"{reason}."
+            f"{self.kind} program {used.program.code_id} by {used.program.model} is retired"
+            f"{self._where}: {reason}."
         )
 
     def for_evaluation(self) -> ProgramSet:
-        """Return the same programs; what fails or is retired there stays as it is here.
-
-        Failures are counted from 0, so that a program which fails in evaluation is not run in all
-        of its episodes. Results are shared.
-        """
+        """Return the same programs, of which one evaluation counts and retires on its own."""
         held_out = copy(self)
         held_out.used = [copy(used) for used in self.used]
         for used in held_out.used:
-            used.failed = 0
+            used.failed, used._results = 0, used._results.copy()
+        held_out._where = " in this evaluation"
         return held_out
 
     def stats(self) -> dict[str, float]:
@@ -240,8 +238,8 @@ class ProgramSet:
         """Go on where :meth:`state_dict` was taken.
 
         Raises:
-            ValueError: If the programs there are not the first ones here, in their order: each
-                has columns of its own, and replay holds what they computed.
+            ValueError: If the programs there are not the first ones here, in their order: replay
+                holds what they computed.
         """
         now = [used.program.code_id for used in self.used]
         if list(state_dict) != now[: len(state_dict)]:

@@ -171,6 +171,8 @@ class ProgramTransform(RowTransform):
         if not self.learning:
             return
         rewards = np.array(self._rewards[row])
+        if not np.isfinite(rewards).all():
+            return  # Such an episode tells nothing.
         returns = discounted_returns(rewards, self.gamma)
         for used in self._running[row]:
             # The last observation is followed by no reward.

@@ -36,13 +36,16 @@ class ProgressShaping(ProgramTransform):
     The absolute shaping of an episode adds up to at most ``episode_budget``. :math:`\Phi(s')` is 0
     where the program fails, and where the budget would not last for the step and for taking
     :math:`\Phi(s')` back later. So the discounted shaping of an episode that terminates is
-    :math:`-\Phi(s_0)` in any case, and no cycle gains.
+    :math:`-\Phi(s_0)`, with :math:`\Phi(s_0)` at most ``episode_budget``, whatever the policy
+    does. Where the budget takes :math:`\Phi` back, the reward of a step depends on the episode
+    before it, which the agent does not see.
 
     The learner reads ``reward``. The raw reward is written as ``raw_reward``, under ``"next"``
     for a step and 0 at a reset; :func:`lore_torchrl.keys.raw_reward` returns it.
 
     Args:
-        programs: Programs of kind ``progress``; an episode is shaped by the one of the best score.
+        programs: Programs of kind ``progress``; an episode is shaped by the first of
+            :meth:`~lore_torchrl.sandbox.ProgramSet.active`.
         describer: As of :class:`~lore_torchrl.transforms.program.ProgramTransform`.
 
     Keyword Args:

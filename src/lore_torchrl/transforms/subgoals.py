@@ -97,10 +97,10 @@ class SubgoalBonus(RowTransform):
         for rows in (self._done, self._current, self._spent):
             rows.masked_fill_(begins, 0.0)
         advised = tensordict_reset.get(keys.SUBGOAL)
-        self._current = torch.where(begins, advised, self._current)
+        # Rows that go on may show another observation here than the one they see.
+        self._current = torch.where(begins, advised * (1.0 - reached), self._current)
         tensordict_reset.set(keys.RAW_REWARD, torch.zeros_like(self._spent))
-        # What the rows that go on show here is not what they see.
-        return self._write(tensordict_reset, torch.where(begins, reached, 0.0))
+        return self._write(tensordict_reset, reached)
 
     _reset_on_native_autoreset = _reset
 
@@ -122,10 +122,10 @@ class SubgoalBonus(RowTransform):
         advised = next_tensordict.get(keys.SUBGOAL)
         named = advised.any(-1, keepdim=True)
         self._current = torch.where(named, advised, self._current)
+        self._current = self._current * (1.0 - self._done) * (1.0 - reached)
         return self._write(next_tensordict, reached)
 
     def _write(self, tensordict: TensorDictBase, reached: Tensor) -> TensorDictBase:
-        self._current = self._current * (1.0 - self._done) * (1.0 - reached)
         # Collectors keep what they are given by reference.
         return tensordict.set(keys.SUBGOAL, self._current.clone()).set(keys.REACHED, reached)
 
