@@ -108,9 +108,12 @@ def test_failures_in_evaluation_are_counted_and_retire_nothing_in_training(tmp_p
 
 
 def test_a_resumed_run_has_its_programs_in_their_order_and_further_ones_after_them(tmp_path):
-    one, two, three = (
-        Program("features", f"def compute_features(obs):\n    return {{'x': {number}.0}}\n")
-        for number in (1, 2, 3)
+    three, two, one = sorted(  # not in the order of their names
+        (
+            Program("features", f"def compute_features(obs):\n    return {{'x': {number}.0}}\n")
+            for number in (1, 2, 3)
+        ),
+        key=lambda program: program.code_id,
     )
     path = tmp_path / "programs.jsonl"
 

@@ -258,11 +258,15 @@ def test_scores_that_need_no_steps_are_lines_across_their_own_experiment(tmp_pat
 
 
 def test_methods_of_several_budgets_have_a_frontier(tmp_path, monkeypatch):
-    drawn = {}
+    drawn, across = {}, {}
 
     def save(figure, path, **_):
         drawn[Path(path).stem] = [
             [(bar.get_label(), bar.lines[0].get_xydata().tolist()) for bar in axes.containers]
+            for axes in figure.axes
+        ]
+        across[Path(path).stem] = [
+            {line.get_label(): line.get_ydata()[0] for line in axes.get_lines()}
             for axes in figure.axes
         ]
 
@@ -276,6 +280,8 @@ def test_methods_of_several_budgets_have_a_frontier(tmp_path, monkeypatch):
         row["eval/return"] = row["eval/success"] / 2
     save_figures(tmp_path, Study(runs))
     assert drawn["frontier"][1] == [("LoRe", [[10.0, 0.25], [25.0, 0.5]])]
+    assert [lines["stock"] for lines in across["frontier"]] == [1.0, 0.5]
+    assert not any("LoRe 10" in lines for lines in across["frontier"])
     drawn.clear()
     # As many calls, or a name that stands alone: there is none.
     save_figures(tmp_path, Study([record("e", f"half {n}", **many) for n in (0, 1)]))

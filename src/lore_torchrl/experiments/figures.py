@@ -44,7 +44,7 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
     ``calls``: calls and, where advice had a price, its cost, against the normalized AUC.
     ``frontier``: the last evaluation, of success the return's too, against the calls, where
     methods whose names differ in a number at the end alone, such as LoRe 10 and LoRe 25, have
-    made different numbers of them.
+    made different numbers of them; methods without calls are lines across.
     ``profile``: fraction of runs with a normalized AUC above a threshold, except where the scale
     of the metric differs between experiments.
 
@@ -211,6 +211,12 @@ def _frontier(figure: Figure, study: Study) -> None:
                 x = np.array(list(methods)) * 1.02**number
                 each.errorbar(x, middle, spread, label=literal(name), **style)
                 calls |= {round(number) for number in methods}
+            for number, method in enumerate(study.methods, len(found)):
+                ends = study.curves(experiment, method, metric)[1][:, -1:]
+                called = any(r.last("advice/calls") for r in study.runs(experiment, method))
+                if ends.size and not called:
+                    style = {"color": method_color(number), "label": literal(method)}
+                    each.axhline(interquartile_mean(ends[:, 0]), **style)
             _reference_lines(each, study, experiment, metric)
             each.set(title=literal(experiment), ylim=_UNIT if "success" in metric else None)
             each.set(xlabel=_CALLS["advice/calls"], xscale="log")
