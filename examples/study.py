@@ -40,10 +40,10 @@ def main(config: DictConfig) -> None:
     script = Path(__file__).resolve().parent / "train.py"
     study = OmegaConf.to_object(config)
     known = {path.stem for path in Path(CONFIGS, "experiment").glob("*.yaml")}
-    unknown = sorted(set(study.experiments) - known)
+    unknown = sorted({*study.experiments, *study.experiment_overrides} - known)
     if unknown and not any("searchpath" in word for word in study.overrides):
         raise SystemExit(
-            f"experiments={unknown} is unknown: choose from {sorted(known)}. For experiments of "
+            f"There are no experiments {unknown}: choose from {sorted(known)}. For experiments of "
             "your own name their folder, 'overrides=[\"hydra.searchpath=[file:///...]\"]'."
         )
     if study.references and not Path(study.references).exists():

@@ -21,7 +21,11 @@ def rows(folder: Path) -> list[dict]:
 
 def test_every_experiment_method_and_seed_runs_once(tmp_path, script):
     methods = {"good one": ["value=0.5"], "other": ["value=0.1"]}
-    jobs = make_jobs(tmp_path / "out", ["e", "f"], methods, seeds=2, overrides=["value=9"])
+    experiments = {"e": ["value=8"], "f": []}
+    jobs = make_jobs(tmp_path / "out", experiments, methods, seeds=2, overrides=["value=9"])
+    # The last one counts: the method's, before that the one of every run.
+    assert jobs[0].overrides == ("experiment=e", "value=8", "value=9", "value=0.5", "seed=0")
+    assert jobs[2].overrides == ("experiment=f", "value=9", "value=0.5", "seed=0")
     assert len(jobs) == 8 and {job.state for job in jobs} == {"open"}
     assert run_jobs(jobs, script=script, processes=2) == []
     assert run_jobs(jobs, script=script, processes=2) == []
@@ -35,7 +39,7 @@ def test_every_experiment_method_and_seed_runs_once(tmp_path, script):
 
 
 def test_a_run_knows_what_it_is(tmp_path, script):
-    (job,) = make_jobs(tmp_path, ["e"], {"m -1": ["value=0.5"]}, seeds=1)
+    (job,) = make_jobs(tmp_path, {"e": []}, {"m -1": ["value=0.5"]}, seeds=1)
     run_jobs([job], script=script, processes=1)
     about = json.loads((job.folder / "run.json").read_text())
     assert (about["experiment"], about["method"], about["seed"]) == ("e", "m -1", 0)
@@ -54,13 +58,13 @@ def test_hydra_reads_the_name_of_a_group_as_it_is(tmp_path, method):
         "         if o.key_or_group == 'logger.group']\n"
         "print(found[0].value())\n"
     )
-    (job,) = make_jobs(tmp_path, ["e"], {method: []}, seeds=1)
+    (job,) = make_jobs(tmp_path, {"e": []}, {method: []}, seeds=1)
     assert run_jobs([job], script=script, processes=1) == []
     assert job.log.read_text().splitlines()[-1] == f"e: {method}"
 
 
 def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, monkeypatch):
-    jobs = make_jobs(tmp_path / "out", ["e"], {"m": ["fail=1"]}, seeds=2)
+    jobs = make_jobs(tmp_path / "out", {"e": []}, {"m": ["fail=1"]}, seeds=2)
     errors = run_jobs(jobs, script=script, processes=1)
     assert len(errors) == 1 and "e, m, seed 1" in errors[0] and "log.txt" in errors[0]
     assert "told to fail" in errors[0]
@@ -75,7 +79,7 @@ def test_a_failed_run_is_named_and_left_until_it_is_asked_for(tmp_path, script, 
 def test_a_run_with_other_settings_is_not_taken_for_one_of_these(tmp_path, script):
     def jobs(*overrides, fail="none", seeds=1):
         methods = {"m": ["tau=0.5", f"fail={fail}"]}
-        return make_jobs(tmp_path, ["e"], methods, seeds=seeds, overrides=overrides)
+        return make_jobs(tmp_path, {"e": []}, methods, seeds=seeds, overrides=overrides)
 
     assert run_jobs(jobs("total=9"), script=script, processes=1) == []
     with pytest.raises(ValueError, match=r"seed0 holds a done run.*: total=9 there, total=8 asked"):
@@ -86,9 +90,9 @@ def test_a_run_with_other_settings_is_not_taken_for_one_of_these(tmp_path, scrip
 
 
 def test_a_failed_run_may_be_run_again_with_other_settings(tmp_path, script):
-    failed = make_jobs(tmp_path, ["e"], {"m": ["fail=0"]}, seeds=1)
+    failed = make_jobs(tmp_path, {"e": []}, {"m": ["fail=0"]}, seeds=1)
     run_jobs(failed, script=script, processes=1)
-    mended = make_jobs(tmp_path, ["e"], {"m": ["fail=none"]}, seeds=1)
+    mended = make_jobs(tmp_path, {"e": []}, {"m": ["fail=none"]}, seeds=1)
     with pytest.raises(ValueError, match=r"fail=0 there, fail=none asked for.*or give retry=true"):
         run_jobs(mended, script=script, processes=1)
     assert run_jobs(mended, script=script, processes=1, retry=True) == []
@@ -96,7 +100,7 @@ def test_a_failed_run_may_be_run_again_with_other_settings(tmp_path, script):
 
 
 def test_a_run_that_was_interrupted_starts_again(tmp_path, script):
-    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    (job,) = make_jobs(tmp_path, {"e": []}, {"m": []}, seeds=1)
     job.folder.mkdir(parents=True)
     (job.folder / "run.json").write_text("{}")
     assert job.state == "open"
@@ -105,7 +109,7 @@ def test_a_run_that_was_interrupted_starts_again(tmp_path, script):
 
 @pytest.mark.parametrize("cut", ["SIGINT", "at once"])
 def test_a_run_that_a_signal_ends_is_named_and_starts_again(tmp_path, script, monkeypatch, cut):
-    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    (job,) = make_jobs(tmp_path, {"e": []}, {"m": []}, seeds=1)
     monkeypatch.setenv("CUT", cut)
     (error,) = run_jobs([job], script=script, processes=1)
     assert "e, m, seed 0 was cut off" in error and job.state == "open"
@@ -119,7 +123,7 @@ from pathlib import Path
 from lore_torchrl.experiments import make_jobs, run_jobs
 
 out, script = map(Path, sys.argv[1:])
-jobs = make_jobs(out, ["e"], {"m": []}, seeds=3)
+jobs = make_jobs(out, {"e": []}, {"m": []}, seeds=3)
 sys.exit("; ".join(run_jobs(jobs, script=script, processes=1)) or 0)
 """
 
@@ -137,12 +141,12 @@ def wait_for(path: Path) -> None:
 def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, signum):
     """Two processes must never write to one run's folder."""
     out = tmp_path / "out"
-    first, second, _ = (job.folder for job in make_jobs(out, ["e"], {"m": []}, seeds=3))
+    first, second, _ = (job.folder for job in make_jobs(out, {"e": []}, {"m": []}, seeds=3))
     with subprocess.Popen(
         [sys.executable, "-c", STUDY, out, script], env={**os.environ, "SLEEP": "60"}
     ) as study:
         wait_for(first / "began")
-        (job,) = make_jobs(out, ["e"], {"m": []}, seeds=1)
+        (job,) = make_jobs(out, {"e": []}, {"m": []}, seeds=1)
         assert "still made by another process" in run_jobs([job], script=script, processes=1)[0]
         study.send_signal(signum)
         code = study.wait(30)
@@ -167,7 +171,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path, script, monkey
     monkeypatch.setenv("SLEEP", "0")
 
     def cut_off(*overrides):
-        (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1, overrides=overrides)
+        (job,) = make_jobs(tmp_path, {"e": []}, {"m": []}, seeds=1, overrides=overrides)
         monkeypatch.setenv("CUT", "SIGINT")
         run_jobs([job], script=script, processes=1)
         monkeypatch.delenv("CUT")
@@ -193,7 +197,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path, script, monkey
 
 
 def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script, monkeypatch):
-    (job,) = make_jobs(tmp_path, ["e"], {"m": []}, seeds=1)
+    (job,) = make_jobs(tmp_path, {"e": []}, {"m": []}, seeds=1)
     monkeypatch.setenv("CUT", "health.stop names kl_over_delta")
     (error,) = run_jobs([job], script=script, processes=1)
     assert "kl_over_delta, step 200" in error and job.state == "failed"
@@ -203,13 +207,13 @@ def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script,
 
 def test_folders_of_different_methods_differ(tmp_path):
     names = ["competence 1", "competence -1", "competence 0.5", "adversarial, ablation B"]
-    jobs = make_jobs(tmp_path, ["e"], dict.fromkeys(names, ()), seeds=1)
+    jobs = make_jobs(tmp_path, {"e": []}, dict.fromkeys(names, ()), seeds=1)
     assert len({job.folder for job in jobs}) == 4
 
 
 def test_methods_that_would_share_a_folder_are_refused(tmp_path):
     with pytest.raises(ValueError, match="another name"):
-        make_jobs(tmp_path, ["e"], {"a b": [], "a-b": []}, seeds=1)
+        make_jobs(tmp_path, {"e": []}, {"a b": [], "a-b": []}, seeds=1)
 
 
 def test_a_study_runs_reports_and_goes_on(tmp_path, script, monkeypatch):

@@ -56,6 +56,8 @@ def test_a_study_that_fails_ends_with_what_failed(start):
 
 def test_an_unknown_experiment_is_refused_before_any_run(start):
     assert start("study=method", "experiments=[doorkey5x5,dorkey]") == []
+    assert start("study=method", "+experiment_overrides.dorkey=['seed=1']") == []
+    assert start("study=method", "+experiment_overrides.doorkey6x6=['seed=1']") == [None]
     # Where the user has configurations of their own.
     own = "overrides=['hydra.searchpath=[file://own]']"
     assert start("study=method", "experiments=[mine]", own) == [None]

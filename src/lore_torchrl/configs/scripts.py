@@ -24,6 +24,9 @@ class StudyConfig(Settings):
     )
     seeds: int = setting(5, "Seeds 0 to seeds - 1 of every method on every experiment.", ge=1)
     overrides: list[str] = setting(list, "Hydra overrides for every run.")
+    experiment_overrides: dict[str, list[str]] = setting(
+        dict, "Hydra overrides for the runs of an experiment by its name, before `overrides`."
+    )
     jobs: int = setting(2, "Runs side by side on this machine, one CPU thread each.", ge=1)
     retry: bool = setting(False, "Whether what has failed before is run once more.")
     cell: int | None = setting(None, "Number of one cell, without report: for Hydra's launchers.")

@@ -53,7 +53,8 @@ def run_study(config: StudyConfig, *, script: Path) -> tuple[list[str], Path | N
     """
     c, output = config, Path(config.output).resolve()
     references = read_csv(c.references) if c.references and c.cell is None else []
-    jobs = make_jobs(output, c.experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
+    experiments = {name: c.experiment_overrides.get(name, ()) for name in c.experiments}
+    jobs = make_jobs(output, experiments, c.methods, seeds=c.seeds, overrides=c.overrides)
     if c.cell is not None:
         job = jobs[c.cell]
         torchrl_logger.info(f"Cell {c.cell} of {len(jobs)}: {job.name}, in {job.folder}")
@@ -109,7 +110,7 @@ class Job:
 
 def make_jobs(
     base: Path,
-    experiments: Sequence[str],
+    experiments: Mapping[str, Sequence[str]],
     methods: Mapping[str, Sequence[str]],
     *,
     seeds: int,
@@ -117,15 +118,16 @@ def make_jobs(
 ) -> list[Job]:
     """Return one job for each seed, from 0 on, experiment and method, in this order.
 
-    ``experiments`` are files of ``configs/experiment``; ``methods`` have overrides by their
-    names, and ``overrides``, which go before them, are those of every run.
+    ``experiments``, files of ``configs/experiment``, and ``methods`` have overrides by their
+    names. Those of the experiment go first, then ``overrides``, those of every run, then the
+    method's.
 
     Raises:
         ValueError: If two methods would share a folder.
     """
     jobs: dict[Path, Job] = {}
     for seed in range(seeds):
-        for experiment in experiments:
+        for experiment, first in experiments.items():
             for method, own in methods.items():
                 names = [re.sub(r"[^\w.+-]+", "-", n).strip("-") for n in (experiment, method)]
                 folder = base.joinpath(*names, f"seed{seed}")
@@ -134,7 +136,7 @@ def make_jobs(
                         f"Methods {jobs[folder].method!r} and {method!r} have the same folder, "
                         f"{folder}: give one another name."
                     )
-                words = (f"experiment={experiment}", *overrides, *own, f"seed={seed}")
+                words = (f"experiment={experiment}", *first, *overrides, *own, f"seed={seed}")
                 jobs[folder] = Job(folder, experiment, method, seed, words)
     return list(jobs.values())
 
