@@ -249,6 +249,7 @@ def test_references_that_are_not_there_are_said_before_any_run(tmp_path, script)
     [
         ({"methods": {}}, "methods="),
         ({"experiments": []}, "experiments="),
+        ({"experiments": ["e", "e"]}, "name each once"),
         ({"baseline": "A"}, "baseline='A'"),
         ({"seeds": 0}, "seeds=0"),
         ({"cell": 10}, "0 to 4"),

@@ -36,6 +36,8 @@ class StudyConfig(Settings):
         super().__post_init__()
         for name in ("experiments", "methods"):
             self.require(len(getattr(self, name)) > 0, name, "name at least one")
+        once = len(set(self.experiments)) == len(self.experiments)
+        self.require(once, "experiments", "name each once")
         rule = f"it must be one of the methods, {list(self.methods)}"
         self.require(self.baseline in self.methods, "baseline", rule)
         cells = len(self.experiments) * len(self.methods) * self.seeds
