@@ -10,6 +10,8 @@ settings with their defaults: ``docs/configuration.md``, written by
 
 from __future__ import annotations
 
+from functools import cache
+
 from lore_torchrl.configs.advisors import (
     ChatAdvisorConfig,
     LocalAdvisorConfig,
@@ -87,8 +89,11 @@ __all__ = [
 ]
 
 
+@cache
 def register_configs() -> None:
     """Register the schemas with Hydra's ``ConfigStore``, for a script with Hydra overrides.
+
+    A second call does nothing.
 
     Raises:
         ImportError: If Hydra is not installed.
