@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -342,12 +343,14 @@ def test_every_fresh_answer_has_a_line_that_tells_what_came_of_it(tmp_path):
         assert line["action"] in line["mix"] and line["confidence"] == 1.0
 
 
-def test_a_resumed_run_goes_on_with_its_lines(tmp_path):
+def test_a_resumed_run_goes_on_with_its_lines_and_its_progress_bar(tmp_path, capfd):
     first = tiny_config(tmp_path / "run", total_steps=128, checkpoint_interval=64)
     run_through(first)
     before = read_advice(tmp_path / "run")
-    again = replace(first, total_steps=256, resume=str(tmp_path / "run"))
+    bar = replace(first.logger, progress_bar=True)
+    again = replace(first, total_steps=256, resume=str(tmp_path / "run"), logger=bar)
     run_through(again)
+    assert re.search(r"50%.* 128/256 .*100%.* 256/256 ", capfd.readouterr().err, re.DOTALL)
     lines = read_advice(tmp_path / "run")
     assert lines[: len(before)] == before
     assert len({line["advice_id"] for line in lines}) == len(lines)

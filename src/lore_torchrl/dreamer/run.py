@@ -341,7 +341,16 @@ def _restore(run: Run, path: Path) -> None:
     # Episodes under way are not restored: their streams end here, environments restart.
     run.replay_hook.replay.end_streams()
     RunCheckpoint(random=GlobalRNGState()).load(path, components={"random"})
+    if trainer.progress_bar:
+        trainer.register_op("setup", lambda: _advance_bar(trainer))
     torchrl_logger.info(f"Resumed {path} at step {trainer.collected_frames}; environments restart.")
+
+
+def _advance_bar(trainer: Trainer) -> None:
+    """Start the progress bar where the run goes on; TorchRL starts it at 0."""
+    bar = trainer._pbar
+    bar.initial = bar.n = bar.last_print_n = trainer.collected_frames
+    bar.refresh()
 
 
 def _interrupted(trainer: Trainer) -> bool:
