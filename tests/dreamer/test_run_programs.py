@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_run import planner, tiny_config
+from tiny_run import planner, tiny_config, untimed
 from torchrl.checkpoint import CheckpointError
 
 from lore_torchrl import keys
@@ -133,6 +133,22 @@ def test_a_resumed_run_has_its_programs_in_their_order_and_further_ones_after_th
     write(one, two, three)
     train(resumed, advisor=planner())
     assert read_metrics(config.output_dir)[-1]["step"] == 64
+    kept = ProgramStore(tmp_path / "run" / "programs.jsonl").read()
+    assert [program.code_id for program in kept] == [p.code_id for p in (one, two, three)]
+
+
+def test_a_run_can_be_repeated_from_the_programs_in_its_folder(tmp_path):
+    rows = []
+    for name, path in (("first", None), ("again", str(tmp_path / "first" / "programs.jsonl"))):
+        lore = LoReConfig(
+            features=replace(BOTH.features, path=path), progress=replace(BOTH.progress, path=path)
+        )
+        config = tiny_config(tmp_path / name, lore=lore, total_steps=64)
+        train(config, advisor=planner())
+        rows.append(untimed(read_metrics(config.output_dir)))
+    assert rows[0] == rows[1]
+    files = [(tmp_path / name / "programs.jsonl").read_text() for name in ("first", "again")]
+    assert files[0] == files[1] and files[0].count("\n") == 2
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):

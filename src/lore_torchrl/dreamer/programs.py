@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tensordict import NestedKey
@@ -77,6 +78,15 @@ class Programs:
     def name_subgoals(self, describer: Describer) -> Describer:
         """Return ``describer`` with the subgoals of programs beside its own."""
         return describer if self.subgoals is None else ProgramSubgoals(describer, self.subgoals)
+
+    def keep_in(self, path: str | Path) -> None:
+        """Add the programs to a file that lacks them, which ``lore.KIND.path`` can name."""
+        store = ProgramStore(path)
+        known = {(p.kind, p.code_id) for p in store.read()} if store.path.exists() else set()
+        for programs in self._sets().values():
+            for program in (used.program for used in programs.used):
+                if (program.kind, program.code_id) not in known:
+                    store.append(program)
 
     def stats(self) -> dict[str, float]:
         """Return numbers for the log, by name."""

@@ -249,6 +249,8 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         _restore(run, resume)
         if acting.epsilon is not None:
             acting.epsilon.anneal(trainer.collected_frames)
+    if acting.programs is not None:
+        acting.programs.keep_in(output / "programs.jsonl")
     return run
 
 
