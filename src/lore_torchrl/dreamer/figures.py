@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lore_torchrl.dreamer.logging import read_metrics
+from lore_torchrl.dreamer.logging import curve, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,17 +26,6 @@ _PANELS: dict[str, tuple[tuple[str, str], ...]] = {
         ("lore/entropy_wm", "policy entropy, nats"),
     ),
 }
-
-
-def _curve(rows: Sequence[Mapping[str, float]], metric: str) -> list[tuple[float, float]]:
-    if metric != "calls_per_1000":
-        return [(row["step"], row[metric]) for row in rows if metric in row]
-    calls = [(0, 0.0), *_curve(rows, "advice/calls")]
-    return [
-        (step, 1000 * (now - before) / (step - start))
-        for (start, before), (step, now) in pairwise(calls)
-        if step > start
-    ]
 
 
 def figure_class() -> type[Figure]:
@@ -88,7 +76,7 @@ def save_figures(output: str | Path, runs: Mapping[str, str | Path] | None = Non
         grid = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (metric, title) in zip(grid, panels, strict=True):
             for name, rows in data.items():
-                if points := _curve(rows, metric):
+                if points := curve(rows, metric):
                     style = {"marker": "o", "markersize": 3, "label": literal(name)}
                     axes.plot(*zip(*points, strict=True), **style)
                     drawn = True

@@ -6,7 +6,8 @@ import json
 import netrc
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -207,6 +208,21 @@ def _purge_tensorboard(backend: Logger, step: int) -> None:
 
     start = Event(step=step, session_log=SessionLog(status=SessionLog.START))
     backend.experiment.file_writer.add_event(start)
+
+
+def curve(rows: Iterable[Mapping[str, float]], metric: str) -> list[tuple[float, float]]:
+    """Return step and value of each row that has a metric.
+
+    ``calls_per_1000`` is the growth of ``advice/calls`` for each 1,000 steps.
+    """
+    if metric != "calls_per_1000":
+        return [(row["step"], row[metric]) for row in rows if metric in row]
+    calls = [(0, 0.0), *curve(rows, "advice/calls")]
+    return [
+        (step, 1000 * (now - before) / (step - start))
+        for (start, before), (step, now) in pairwise(calls)
+        if step > start
+    ]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lore_torchrl.advisors.redaction import shown
-from lore_torchrl.dreamer.logging import read_metrics, read_object
+from lore_torchrl.dreamer.logging import curve, read_metrics, read_object
 
 #: What a CSV file keeps of a run, where it was logged, beside all that held-out episodes said.
 CURVES = (
@@ -64,8 +64,7 @@ class Record:
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and finite values of a metric, both ``[T]``, empty if there are none."""
-        points = [(row["step"], row[metric]) for row in self.rows if metric in row]
-        found = np.array(points, dtype=float).reshape(-1, 2)
+        found = np.array(curve(self.rows, metric), dtype=float).reshape(-1, 2)
         found = found[np.isfinite(found[:, 1])]
         return found[:, 0], found[:, 1]
 

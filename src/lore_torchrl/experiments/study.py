@@ -101,16 +101,10 @@ class Study:
         return [r for r in self.records if (r.experiment, r.method) == (experiment, method)]
 
     def curves(self, experiment: str, method: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps that all seeds logged, ``[T]``, and their values, ``[N, T]``.
-
-        ``calls_per_1000`` is the growth of ``advice/calls`` for each 1,000 steps.
-        """
-        calls = metric == "calls_per_1000"
+        """Return the steps that all seeds logged, ``[T]``, and their values, ``[N, T]``."""
         seeds = []
         for record in self.runs(experiment, method):
-            steps, values = record.curve("advice/calls" if calls else metric)
-            if calls and len(steps):
-                values = 1000 * np.diff(values, prepend=0.0) / np.diff(steps, prepend=0.0)
+            steps, values = record.curve(metric)
             seeds.append(dict(zip(steps.tolist(), values.tolist(), strict=True)))
         shared = sorted(set.intersection(*map(set, seeds))) if seeds else []
         return np.array(shared), np.array([[seed[step] for step in shared] for seed in seeds])
