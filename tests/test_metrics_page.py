@@ -83,8 +83,8 @@ def logged(tmp_path_factory) -> set[str]:
         features=FeaturesConfig(enabled=True),
         progress=ProgressConfig(enabled=True),
     )
-    quiet = LoggerConfig(interval=64, progress_bar=False, figures=False, backends=["csv"])
-    both = EvaluationConfig(interval=128, episodes=4, actor="both")
+    quiet = LoggerConfig(interval=32, progress_bar=False, figures=False, backends=["csv"])
+    both = EvaluationConfig(interval=64, episodes=4, actor="both")
     config = tiny_config(folder / "run", lore=lore, logger=quiet, evaluation=both)
     return set(train(config, advisor=planner())) - {"step"}
 

@@ -149,7 +149,7 @@ def test_later_ones_are_set_aside_and_neither_found_nor_rotated_with(saved, tmp_
 
 
 def test_a_run_refuses_a_damaged_checkpoint_and_goes_on_from_the_offered_one(tmp_path):
-    config = tiny_config(tmp_path / "run", total_steps=192, checkpoint_interval=64)
+    config = tiny_config(tmp_path / "run", checkpoint_interval=48)
     train(config, advisor=planner())
     folder = tmp_path / "run" / "checkpoints"
     latest = find_checkpoint(str(folder))
@@ -159,7 +159,7 @@ def test_a_run_refuses_a_damaged_checkpoint_and_goes_on_from_the_offered_one(tmp
         build_run(tiny_config(tmp_path / "run", resume=str(folder)), advisor=planner())
     offered = str(error.value).rsplit("whole: ", 1)[1]
     shutil.rmtree(latest)
-    resumed = tiny_config(tmp_path / "run", total_steps=192, resume=offered)
+    resumed = tiny_config(tmp_path / "run", resume=offered)
     assert train(resumed, advisor=planner())["eval/success"] >= 0.0
 
 
@@ -175,7 +175,7 @@ def test_the_same_run_twice_leaves_the_same_files(tmp_path, monkeypatch):
     for name in "ab":
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        config = tiny_config(Path("run"), total_steps=128, checkpoint_interval=64)
+        config = tiny_config(Path("run"), total_steps=64, checkpoint_interval=32)
         train(config, advisor=planner())
         kept.append(files_of(Path("run/checkpoints")))
     first, second = kept

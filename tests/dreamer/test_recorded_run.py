@@ -78,14 +78,12 @@ def test_recording_changes_nothing(tmp_path, recorded):
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_recording(tmp_path):
     path = tmp_path / "advice.sqlite"
-    config = tiny_config(
-        tmp_path / "run", record=str(path), total_steps=128, checkpoint_interval=128
-    )
+    config = tiny_config(tmp_path / "run", record=str(path), total_steps=64, checkpoint_interval=64)
     train(config, advisor=planner())
     with pytest.raises(FileExistsError, match="resume that run"):
         build_run(config, advisor=planner())
     train(
-        replace(config, total_steps=256, resume=str(tmp_path / "run")),
+        replace(config, total_steps=128, resume=str(tmp_path / "run")),
         advisor=planner(),
     )
     with sqlite3.connect(path) as database:

@@ -39,7 +39,7 @@ def break_environment(monkeypatch):
 
     def fail_later(self, *args):
         calls.append(1)
-        if len(calls) > 60:
+        if len(calls) > 40:
             raise Broken
         return step(self, *args)
 
@@ -52,7 +52,7 @@ def break_logger(monkeypatch):
 
     def fail_later(self, step, values):
         log(self, step, values)
-        if step > 100:
+        if step > 60:
             raise Broken
 
     monkeypatch.setattr(RunLogger, "log", fail_later)
@@ -66,7 +66,7 @@ def break_advisor(monkeypatch):
 
         async def advise(self, requests):
             self.calls += len(requests)
-            if self.calls > 24:
+            if self.calls > 12:
                 raise FatalAdviceError("the account is closed")
             return await planner().advise(requests)
 
@@ -81,7 +81,7 @@ def break_advisor(monkeypatch):
     ],
 )
 def test_a_run_that_a_fault_has_cut_goes_on(tmp_path, fault):
-    config = tiny_config(tmp_path / "run", total_steps=160, checkpoint_interval=16, **RARELY)
+    config = tiny_config(tmp_path / "run", total_steps=96, checkpoint_interval=16, **RARELY)
     config.lore.calls.budget = 30
     ends = []
     with pytest.MonkeyPatch.context() as patch:
@@ -94,10 +94,10 @@ def test_a_run_that_a_fault_has_cut_goes_on(tmp_path, fault):
             train(config, advisor=advisor)
     assert ends == [True]
     stopped = int(find_checkpoint(config.output_dir).name.split("-")[1])
-    assert 0 < stopped < 160
+    assert 0 < stopped < 96
     train(replace(config, resume=config.output_dir), advisor=planner())
     rows = [row for row in read_metrics(config.output_dir) if "time/updates" in row]
-    assert [row["step"] for row in rows] == [32, 64, 96, 128, 160], "no gaps and no doubles"
+    assert [row["step"] for row in rows] == [32, 64, 96], "no gaps and no doubles"
     assert rows[-1]["advice/calls"] <= 30
 
 
@@ -106,7 +106,7 @@ def finished(tmp_path_factory):
     """A run that has ended, still open, and its folder."""
     folder = tmp_path_factory.mktemp("resume") / "run"
     run = build_run(
-        tiny_config(folder, total_steps=160, checkpoint_interval=64, **RARELY), advisor=planner()
+        tiny_config(folder, total_steps=96, checkpoint_interval=64, **RARELY), advisor=planner()
     )
     run.trainer.train()
     state = torch.get_rng_state()
@@ -184,18 +184,18 @@ def test_two_resumes_of_one_checkpoint_are_equal_to_the_bit(finished, tmp_path):
         folder = tmp_path / name
         shutil.copytree(finished[0].config.output_dir, folder)
         config = replace(
-            finished[0].config, total_steps=224, output_dir=str(folder), resume=str(folder)
+            finished[0].config, total_steps=144, output_dir=str(folder), resume=str(folder)
         )
         run = build_run(config, advisor=planner())
         try:
             run.trainer.train()
         finally:
             run.close()
-        assert load_config(find_checkpoint(str(folder))).total_steps == 224, "its own"
+        assert load_config(find_checkpoint(str(folder))).total_steps == 144, "its own"
         state = copy.deepcopy(run.learner.loss.state_dict())
         outcomes.append((untimed(read_metrics(folder)), state))
     (rows, weights), (other_rows, other_weights) = outcomes
-    assert rows == other_rows and rows[-1]["step"] == 224
+    assert rows == other_rows and rows[-1]["step"] == 144
     for name, value in weights.items():
         assert torch.equal(torch.as_tensor(other_weights[name]), torch.as_tensor(value)), name
 

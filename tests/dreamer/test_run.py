@@ -81,7 +81,7 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path, stock_run):
     stock, stock_rows, stock_random = stock_run
     lore, lore_rows = run_through(tiny_config(tmp_path / "lore", lore=OFF))
     assert torch.equal(torch.get_rng_state(), stock_random)
-    assert stock.replay_hook.updates > 20
+    assert stock.replay_hook.updates >= 10
     expected = weights(stock)
     for name, value in weights(lore).items():
         assert torch.equal(value, expected[name]), name
@@ -116,14 +116,14 @@ def test_same_seed_same_run(tmp_path, lore_run):
 def test_train_checkpoint_resume_evaluate(tmp_path):
     # The constraint of the paper: there is a multiplier to restore.
     lore = LoReConfig(loss=PAPER)
-    config = tiny_config(tmp_path / "run", checkpoint_interval=64, total_steps=256, lore=lore)
+    config = tiny_config(tmp_path / "run", checkpoint_interval=32, lore=lore)
     summary = train(config, advisor=planner())
     assert 0 <= summary["eval/success"] <= 1
     before = read_metrics(config.output_dir)
 
-    longer = replace(config, total_steps=384, resume=str(tmp_path / "run"))
+    longer = replace(config, total_steps=192, resume=str(tmp_path / "run"))
     run = build_run(longer, advisor=planner())
-    assert run.trainer.collected_frames == 256
+    assert run.trainer.collected_frames == 128
     assert run.service.budget.spent == before[-1].get(
         "advice/calls", before[-2].get("advice/calls")
     )
@@ -140,17 +140,17 @@ def test_train_checkpoint_resume_evaluate(tmp_path):
     rows = read_metrics(config.output_dir)
     steps = [row["step"] for row in rows if "time/updates" in row]
     assert steps == sorted(set(steps)), "no gaps and no doubles"
-    assert steps[-1] == 384
-    assert [row["step"] for row in rows if "eval/success" in row] == [128, 256, 384]
+    assert steps[-1] == 192
+    assert [row["step"] for row in rows if "eval/success" in row] == [64, 128, 192]
 
 
 def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
-    config = tiny_config(tmp_path / "run", checkpoint_interval=128, total_steps=256)
+    config = tiny_config(tmp_path / "run", checkpoint_interval=64)
     train(config, advisor=planner())
     checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
     first = json.loads((checkpoints[0] / "manifest.json").read_text())
     step = first["metadata"]["collected_frames"]
-    assert step < 256
+    assert step < 128
     run = build_run(replace(config, resume=str(checkpoints[0])), advisor=planner())
     run.close()
     assert max(row["step"] for row in read_metrics(config.output_dir)) <= step
@@ -166,7 +166,7 @@ def test_half_a_line_that_a_kill_left_is_no_row(tmp_path):
 
 
 def test_resume_refuses_another_network(tmp_path):
-    config = tiny_config(tmp_path / "run", checkpoint_interval=256)
+    config = tiny_config(tmp_path / "run", checkpoint_interval=128)
     train(config, advisor=planner())
     other = replace(
         config, resume=str(tmp_path / "run"), dreamer=replace(config.dreamer, hidden_dim=32)
@@ -246,7 +246,7 @@ def test_the_mixture_is_evaluated_without_a_call(tmp_path):
             tmp_path / actor,
             env=EnvConfig(id="MiniGrid-Empty-5x5-v0", num_envs=2, max_steps=20),
             dreamer=replace(DREAMER, replay_ratio=0.0),
-            evaluation=EvaluationConfig(interval=256, episodes=20, actor=actor),
+            evaluation=EvaluationConfig(interval=128, episodes=20, actor=actor),
             lore=lore,
         )
         _, rows = run_through(config)
@@ -281,7 +281,7 @@ def test_options_together(tmp_path):
             tmp_path / "run",
             lore=lore,
             logger=LoggerConfig(
-                backends=["csv", "tensorboard"], interval=64, progress_bar=False, figures=False
+                backends=["csv", "tensorboard"], interval=32, progress_bar=False, figures=False
             ),
         )
     )
@@ -299,10 +299,8 @@ def test_wandb_offline_gets_the_whole_run_without_an_account(tmp_path, monkeypat
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    logger = LoggerConfig(backends=["wandb"], mode="offline", interval=64, progress_bar=False)
-    config = tiny_config(
-        tmp_path / "run", total_steps=128, logger=logger, checkpoint_interval=64, health=QUIET
-    )
+    logger = LoggerConfig(backends=["wandb"], mode="offline", interval=32, progress_bar=False)
+    config = tiny_config(tmp_path / "run", logger=logger, checkpoint_interval=64, health=QUIET)
     train(config, advisor=planner())
     run = tmp_path / "run" / "wandb"
     assert list(run.rglob("*.wandb"))
@@ -344,20 +342,20 @@ def test_every_fresh_answer_has_a_line_that_tells_what_came_of_it(tmp_path):
 
 
 def test_a_resumed_run_goes_on_with_its_lines_and_its_progress_bar(tmp_path, capfd):
-    first = tiny_config(tmp_path / "run", total_steps=128, checkpoint_interval=64)
+    first = tiny_config(tmp_path / "run", total_steps=64, checkpoint_interval=32)
     run_through(first)
     before = read_advice(tmp_path / "run")
     bar = replace(first.logger, progress_bar=True)
-    again = replace(first, total_steps=256, resume=str(tmp_path / "run"), logger=bar)
+    again = replace(first, total_steps=128, resume=str(tmp_path / "run"), logger=bar)
     run_through(again)
-    assert re.search(r"50%.* 128/256 .*100%.* 256/256 ", capfd.readouterr().err, re.DOTALL)
+    assert re.search(r"50%.* 64/128 .*100%.* 128/128 ", capfd.readouterr().err, re.DOTALL)
     lines = read_advice(tmp_path / "run")
     assert lines[: len(before)] == before
-    assert len({line["advice_id"] for line in lines}) == len(lines)
+    assert len({(line["advice_id"], line["environment"]) for line in lines}) == len(lines)
 
 
 def test_figures_are_drawn(tmp_path):
-    logger = LoggerConfig(interval=64, progress_bar=False, figures=True)
+    logger = LoggerConfig(interval=32, progress_bar=False, figures=True)
     train(tiny_config(tmp_path / "run", logger=logger), advisor=planner())
     names = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert names == {"success.png", "advice.png", "policy.png"}

@@ -70,11 +70,11 @@ def test_a_run_ends_within_its_budget_and_late_answers_reach_replay(tmp_path):
 
 
 def test_a_resumed_run_keeps_paid_answers_and_the_ledger(tmp_path):
-    config = tiny_config(tmp_path / "run", lore=lore(tmp_path), checkpoint_interval=128)
+    config = tiny_config(tmp_path / "run", lore=lore(tmp_path), checkpoint_interval=64)
     first = Slow()
     train(config, advisor=first)
     second = Slow()
-    longer = replace(config, total_steps=320, resume=str(tmp_path / "run"))
+    longer = replace(config, total_steps=160, resume=str(tmp_path / "run"))
     run = build_run(longer, advisor=second)
     try:
         assert run.service.budget.spent == first.asked

@@ -34,7 +34,7 @@ def test_switched_off_there_is_nothing_to_see(tmp_path):
 
 
 def test_a_check_that_may_ends_the_run_with_a_checkpoint_and_a_reason(tmp_path, caplog):
-    health = HealthConfig(no_reward_steps=64, stop=["no_reward"])
+    health = HealthConfig(no_reward_steps=32, stop=["no_reward"])
     config = tiny_config(
         tmp_path, total_steps=20_000, checkpoint_interval=10_000, lore=STOCK, health=health
     )
@@ -62,7 +62,7 @@ def test_a_learner_that_is_not_finite_ends_with_the_reason(tmp_path, monkeypatch
         run = build_run(*args, **kwargs)
 
         def spoil(*_):
-            if run.trainer.collected_frames == 160:
+            if run.trainer.collected_frames == 96:
                 with torch.no_grad():
                     next(run.agent.actor.parameters())[0] = float("nan")
 
@@ -71,7 +71,7 @@ def test_a_learner_that_is_not_finite_ends_with_the_reason(tmp_path, monkeypatch
         return run
 
     monkeypatch.setattr("lore_torchrl.dreamer.run.build_run", build_and_spoil)
-    config = tiny_config(tmp_path, total_steps=20_000, checkpoint_interval=128, lore=STOCK)
+    config = tiny_config(tmp_path, total_steps=20_000, checkpoint_interval=64, lore=STOCK)
     with pytest.raises(FloatingPointError, match="earlier checkpoint"):
         train(config)
-    assert [path.name[-3:] for path in (tmp_path / "checkpoints").iterdir()] == ["144"]
+    assert [path.name[-3:] for path in (tmp_path / "checkpoints").iterdir()] == ["080"]

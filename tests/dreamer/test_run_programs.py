@@ -73,7 +73,7 @@ def test_replay_keeps_the_features_and_the_shaped_reward(tmp_path):
 def test_a_run_logs_raw_returns_and_is_repeated_bitwise(tmp_path):
     rows = []
     for name in ("first", "second"):
-        config = tiny_config(tmp_path / name, lore=BOTH, total_steps=128)
+        config = tiny_config(tmp_path / name, lore=BOTH)
         train(config, advisor=planner())
         rows.append(read_metrics(tmp_path / name))
     clock = ("time/", "advice/latency")

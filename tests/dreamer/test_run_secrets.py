@@ -51,9 +51,9 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_hostile_server_sends_back(
         config = tiny_config(
             tmp_path,
             record=str(tmp_path / "recording.sqlite"),
-            checkpoint_interval=128,
+            checkpoint_interval=64,
             lore=LoReConfig(calls=CallsConfig(budget=200, cooldown=0)),
-            logger=LoggerConfig(interval=64, progress_bar=True, figures=False, backends=["csv"]),
+            logger=LoggerConfig(interval=32, progress_bar=True, figures=False, backends=["csv"]),
             advisor={"api_key": PASSWORD, "extra_body": {"user": f"me-{KEY}"}},
         )
         train(config, advisor=advisor)

@@ -1,4 +1,4 @@
-"""A training run small enough for a test: a few hundred steps, a few thousand parameters."""
+"""A training run small enough for a test: a hundred steps, a few thousand parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DREAMER = DreamerConfig(
     seq_len=8,
     imagination_horizon=4,
     replay_ratio=4.0,
-    learning_starts=96,
+    learning_starts=48,
     buffer_size=2_000,
     lr_warmup=0,
 )
@@ -53,17 +53,17 @@ COLUMNS = (
 
 
 def tiny_config(output: Path, **changes) -> TrainConfig:
-    """A run of 256 steps into ``output``; ``changes`` replace fields of the root."""
+    """A run of 128 steps into ``output``; ``changes`` replace fields of the root."""
     values = {
-        "total_steps": 256,
+        "total_steps": 128,
         "steps_per_batch": 16,
         "checkpoint_interval": None,
         "output_dir": str(output),
         "env": EnvConfig(num_envs=2, max_steps=20),
         "lore": LoReConfig(),
         "dreamer": DREAMER,
-        "logger": LoggerConfig(interval=64, progress_bar=False, figures=False),
-        "evaluation": EvaluationConfig(interval=128, episodes=4),
+        "logger": LoggerConfig(interval=32, progress_bar=False, figures=False),
+        "evaluation": EvaluationConfig(interval=64, episodes=4),
     }
     return TrainConfig(**(values | changes))
 

@@ -230,7 +230,7 @@ def test_impossible_snakes(settings, message):
 def test_a_whole_run_and_pictures_of_it(name, tmp_path):
     path = f"lore_torchrl.envs.{name}"
     env = EnvConfig(adapter=path, id="FrozenLake-v1", num_envs=2, max_steps=20)
-    config = tiny_config(tmp_path / "run", total_steps=112, env=env, checkpoint_interval=112)
+    config = tiny_config(tmp_path / "run", total_steps=64, env=env, checkpoint_interval=64)
     config.lore.calls.budget = 20
     summary = train(config)
     assert 0 < summary["advice/calls"] <= 20 and 0.0 <= summary["eval/success"] <= 1.0
@@ -245,7 +245,7 @@ def test_the_example_of_an_own_environment_runs(tmp_path, monkeypatch):
 
     assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) < 80
     env = EnvConfig(adapter="custom_env.LockAdapter", id="Lock", num_envs=2, max_steps=20)
-    config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=112)
+    config = tiny_config(tmp_path / "run", env=env, dreamer=DREAMER, total_steps=64)
     assert train(config, advisor=custom_env.NextSwitch())["advice/calls"] > 0
     lock = custom_env.LockAdapter("Lock", max_steps=2).make_gym()
     lock.reset()
@@ -262,7 +262,7 @@ def test_a_batched_torchrl_environment_is_used_as_it_is(tmp_path, monkeypatch):
     other = adapter.make_env(num_envs=3, seed=0, evaluation=True)
     assert not torch.equal(env.reset()["observation"], other.reset()["observation"])
     config = EnvConfig(adapter="native_env.MeadowAdapter", id="Meadow", num_envs=2, max_steps=20)
-    config = tiny_config(tmp_path / "run", env=config, dreamer=DREAMER, total_steps=112)
+    config = tiny_config(tmp_path / "run", env=config, dreamer=DREAMER, total_steps=64)
     summary = train(config, advisor=ScriptedAdvisor(native_env.nearer))
     assert summary["advice/calls"] > 0 and 0.0 <= summary["eval/success"] <= 1.0
 

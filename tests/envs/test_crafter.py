@@ -380,7 +380,7 @@ def test_a_whole_run(observe, tmp_path):
         options=options,
     )
     config = tiny_config(
-        tmp_path / "run", env=env, dreamer=DREAMER, total_steps=96, checkpoint_interval=96
+        tmp_path / "run", env=env, dreamer=DREAMER, total_steps=64, checkpoint_interval=64
     )
     config.dreamer.image_depth = 1
     summary = train(config)

@@ -234,7 +234,7 @@ class TestCheck:
 def config(folder, **lore):
     env = EnvConfig(adapter=ADAPTER, id="Pendulum-v1", num_envs=2, options={"hold_steps": 5})
     env.max_steps = 20
-    return tiny_config(folder, env=env, total_steps=128, lore=LoReConfig(**lore))
+    return tiny_config(folder, env=env, lore=LoReConfig(**lore))
 
 
 def test_a_whole_run_with_advice(tmp_path):

@@ -32,9 +32,9 @@ from lore_torchrl.sandbox import Program, ProgramStore
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of 128 steps that leaves a checkpoint."""
+    """A run of 64 steps that leaves a checkpoint."""
     folder = tmp_path_factory.mktemp("inspected") / "run"
-    config = tiny_config(folder, total_steps=128, checkpoint_interval=64)
+    config = tiny_config(folder, total_steps=64, checkpoint_interval=32)
     config.lore.calls.budget = 20
     config.lore.gate.value_weight = 0.3
     train(config, advisor=planner())
@@ -47,7 +47,7 @@ def recording(run):
 
 
 def test_every_step_is_described_in_full(recording):
-    assert recording.step == 128 and len(recording.episodes) == 2
+    assert recording.step == 64 and len(recording.episodes) == 2
     for episode in recording.episodes:
         assert 1 <= len(episode.moments) <= 20
         for moment in episode.moments:
