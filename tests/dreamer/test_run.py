@@ -31,10 +31,11 @@ from lore_torchrl.configs import (
     LossConfig,
     MixerConfig,
 )
+from lore_torchrl.dreamer import evaluation
 from lore_torchrl.dreamer.advice_log import read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import read_metrics
-from lore_torchrl.dreamer.run import build_run, train
+from lore_torchrl.dreamer.run import build_run, read_stop, train
 
 QUIET = HealthConfig(enabled=False)
 # Learns from advice whatever it returned, and from nothing else.
@@ -158,6 +159,28 @@ def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
     assert [path.name for path in (tmp_path / "run" / "abandoned").iterdir()] == [
         path.name for path in checkpoints[1:]
     ]
+
+
+@pytest.mark.parametrize("cut", [64, 128])
+def test_an_evaluation_that_is_broken_off_is_made_when_the_run_is_resumed(
+    tmp_path, monkeypatch, cut
+):
+    play = evaluation.play_episodes
+
+    def end_at(env, adapter, policy, stopped):
+        if next(reversed(read_metrics(tmp_path / "run")))["step"] == cut:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(env, adapter, policy, stopped)
+
+    config = tiny_config(tmp_path / "run", checkpoint_interval=64, lore=LoReConfig(enabled=False))
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "play_episodes", end_at)
+        train(config)
+    assert read_stop(tmp_path / "run") == {"step": cut, "total_steps": 128, "reason": "SIGTERM"}
+    summary = train(replace(config, resume=str(tmp_path / "run")))
+    assert read_stop(tmp_path / "run") is None and 0 <= summary["eval/success"] <= 1
+    rows = read_metrics(config.output_dir)
+    assert [row["step"] for row in rows if "eval/success" in row] == [64, 128]
 
 
 def test_half_a_line_that_a_kill_left_is_no_row(tmp_path):

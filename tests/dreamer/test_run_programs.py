@@ -137,6 +137,19 @@ def test_a_resumed_run_has_its_programs_in_their_order_and_further_ones_after_th
     assert [program.code_id for program in kept] == [p.code_id for p in (one, two, three)]
 
 
+def test_a_file_that_lacks_its_last_end_of_line_takes_further_programs(tmp_path):
+    store = ProgramStore(tmp_path / "programs.jsonl")
+    first, second = (
+        Program("progress", f"def progress(obs):\n    return {n} / 4\n") for n in (1, 2)
+    )
+    store.append(first)
+    store.path.write_text(store.path.read_text().rstrip("\n"))
+    for program in (second, first):
+        store.append(program)
+    assert store.read() == [first, second, first]
+    assert store.select("progress", "any") == [first, second], "in their order"
+
+
 def test_a_run_can_be_repeated_from_the_programs_in_its_folder(tmp_path):
     rows = []
     for name, path in (("first", None), ("again", str(tmp_path / "first" / "programs.jsonl"))):
@@ -149,6 +162,21 @@ def test_a_run_can_be_repeated_from_the_programs_in_its_folder(tmp_path):
     assert rows[0] == rows[1]
     files = [(tmp_path / name / "programs.jsonl").read_text() for name in ("first", "again")]
     assert files[0] == files[1] and files[0].count("\n") == 2
+
+
+def test_a_run_that_replaces_another_keeps_none_of_its_programs(tmp_path):
+    kept, own = tmp_path / "run" / "programs.jsonl", tmp_path / "own.jsonl"
+    programs = [
+        Program("progress", f"def progress(obs):\n    return {n} / 4\n", checks={"names": ["x"]})
+        for n in (1, 2)
+    ]
+    for path, first in ((own, programs[0]), (kept, programs[1])):
+        ProgramStore(path).append(first)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    for path, found in ((kept, programs[1:]), (own, programs[:1])):
+        lore = LoReConfig(progress=replace(BOTH.progress, path=str(path)))
+        build_run(tiny_config(tmp_path / "run", lore=lore), advisor=planner()).close()
+        assert ProgramStore(kept).read() == found
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):

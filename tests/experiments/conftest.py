@@ -7,7 +7,7 @@ import pytest
 # Takes the place of the training script: writes what it was told, or fails or stops if told so.
 SCRIPT = """
 import json, os, signal, sys
-given = dict(word.split("=", 1) for word in sys.argv[1:])
+given = {k: v.strip("'") for k, v in (word.split("=", 1) for word in sys.argv[1:])}
 if given.get("fail") == given["seed"] and "MENDED" not in os.environ:
     sys.exit("told to fail")
 os.makedirs(given["output_dir"], exist_ok=True)

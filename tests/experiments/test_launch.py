@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lore_torchrl.configs import StudyConfig
 from lore_torchrl.experiments import make_jobs, read_runs, run_jobs, run_study
@@ -188,12 +189,23 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path, script, monkey
     assert not any(word.startswith("resume=") for word in words)
     (job.folder / "checkpoints" / "checkpoint-100").mkdir(parents=True)
     assert run_jobs([job], script=script, processes=1) == []
-    assert f"resume={job.folder}" in began(job)
+    assert f"resume='{job.folder}'" in began(job)
     assert json.loads((job.folder / "done").read_text())["seconds"] is None
-    # With other settings it is another run.
+    # With other settings it is another run, which must not replace what is kept.
     (job.folder / "done").unlink()
-    other = cut_off("checkpoint_interval=200")
-    assert f"resume={job.folder}" not in began(other)
+    with pytest.raises(ValueError, match=r"an interrupted run.*=100 there, \S+=200 asked for"):
+        cut_off("checkpoint_interval=200")
+
+
+def test_a_folder_may_have_any_name(tmp_path, script):
+    parser = OverridesParser.create()
+    (job,) = make_jobs(tmp_path / "β, (2) 'x'", {"e": []}, {"LoRe β": []}, seeds=1)
+    script.write_text("import sys; print('\\n'.join(sys.argv[1:]))")
+    assert run_jobs([job], script=script, processes=1) == []
+    told = parser.parse_overrides(job.log.read_text().splitlines())
+    values = {override.key_or_group: override.value() for override in told}
+    assert values["output_dir"] == str(job.folder)
+    assert values["hydra.run.dir"] == f"{job.folder}/hydra"
 
 
 def test_a_run_that_its_health_ends_has_failed_with_the_reason(tmp_path, script, monkeypatch):

@@ -57,6 +57,33 @@ def test_the_table_of_an_experiment():
     assert stock[5].startswith("1.00 [") and stock[6:] == ("- (0 of 2)", "0")
 
 
+def test_seeds_that_end_at_different_steps_have_no_common_area():
+    short = record(method="ours", seed=1, success=(0.0, 0.5))
+    runs = [record(method="ours", success=(0.0, 0.5, 0.95)), short]
+    runs += [record(method="stock", seed=seed, success=(0.1, 0.2, 0.4)) for seed in (0, 1)]
+    runs += [record(method="early", success=(0.5, 1.0))]
+    study = Study(runs, baseline="stock")
+    (table,) = study.tables()
+    ours, stock, early = table.rows
+    assert ours[3] == "0.50 [0.50, 0.50]" and ours[4:8] == ("-", "-", "-", "- (1 of 2)")
+    assert study.steps_to("e", "ours").tolist() == [300.0, np.inf]
+    assert stock[5] != "-" and early[5:7] == ("0.62", "-"), "an area over 200 steps, not 300"
+
+
+def test_a_seed_that_was_evaluated_at_other_steps_keeps_its_own_curve():
+    late = Record("e", "m", 1, [{"step": s, "eval/success": v} for s, v in ((130, 0.9), (200, 1))])
+    study = Study([record(success=(0.9, 1.0)), late])
+    assert study.steps_to("e", "m").tolist() == [100.0, 130.0]
+    np.testing.assert_allclose(study.auc("e", "m"), [0.925, 0.9175])
+
+
+def test_a_ratio_to_a_baseline_that_may_be_zero_has_no_upper_end():
+    runs = [record(method="stock", seed=n, success=(v, v)) for n, v in enumerate((0, 0, 0.3))]
+    runs += [record(method="ours", seed=n, success=(0.4, 0.4)) for n in range(3)]
+    (table,) = Study(runs, baseline="stock").tables()
+    assert re.fullmatch(r"4\.00 \[1\.\d\d, ∞\]", table.rows[1][5])
+
+
 def test_a_method_that_did_not_log_the_metric_is_left_out():
     advised = [
         replace(run, rows=[{"step": 100, "eval/success": 0.5, "eval/advised/success": 0.75}])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ def test_a_later_program_takes_free_columns():
         programs.add(features("c"))
     with pytest.raises(ValueError, match="at least one"):
         ProgramSet([])
+    unchecked = replace(features("a"), checks={})
+    with pytest.raises(ValueError, match=f"{unchecked.code_id}, which was never .*: put it last"):
+        ProgramSet([unchecked, features("c")], columns=64)
 
 
 def test_a_result_is_computed_once_for_each_view():
@@ -139,6 +143,15 @@ def test_a_bandit_finds_out_what_costs_return():
     assert played(0.5).pays and played(0.5).gain == pytest.approx(0.5, abs=0.2)
     assert not played(-0.5, blocks=60, off_share=0.3, seed=5).pays
     assert played(-0.5, off_share=0.0).pays and played(-0.5, off_share=0.0).gain is None
+
+
+@pytest.mark.parametrize("value", [-0.7, 1 / 3])
+def test_a_bandit_sees_no_loss_where_all_returns_are_equal(value):
+    for seed in range(20):
+        bandit = ProgramBandit(off_share=0.3, block_episodes=4, seed=seed)
+        for _ in range(400):
+            bandit.observe(bandit.block, value)
+        assert bandit.gain == pytest.approx(0.0, abs=1e-9) and bandit.pays
 
 
 def test_a_bandit_ignores_episodes_of_an_earlier_block():

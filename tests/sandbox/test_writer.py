@@ -113,5 +113,23 @@ def test_a_prompt_holds_dollars_and_braces_as_they_are(kind):
     assert prompt.system and "---" not in str(prompt)
 
 
+def test_the_program_is_found_among_other_blocks():
+    block = "```{}\ndef progress(obs):\n    return 0.5\n```\n"
+    code = "def progress(obs):\n    return 0.5"
+    data = '```json\n{"n": 1}\n```\n'
+    for language in ("", "py", "python", "Python", "python3"):
+        assert code_of(f"{data}So:\n{block.format(language)}") == code
+    assert code_of(f"{block.format('python')}It gives:\n```\n0.5\n```") == code
+    assert code_of("```py\nx = 1\n```\n```py\nx = 2\n```") == "x = 2"
+    assert code_of(f"{data}{code}").startswith("```json"), "no block of Python"
+
+
+def test_one_view_is_too_few_to_ask():
+    writer = ProgramWriter(None, budget=(budget := CallBudget(5)))
+    with pytest.raises(ValueError, match="at least 2 views, got 1"):
+        asyncio.run(writer.write("progress", views=VIEWS[:1], **ABOUT))
+    assert budget.spent == 0
+
+
 def test_half_a_surrogate_pair_in_a_program_is_written_as_a_question_mark():
     assert code_of("```python\nx = '\ud800'\n```") == "x = '?'"

@@ -12,7 +12,7 @@ from questions import request, step
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError
-from lore_torchrl.service import AdviceService, CallBudget
+from lore_torchrl.service import AdviceService, CallBudget, CallPolicy
 
 
 class Held:
@@ -70,6 +70,21 @@ def test_a_question_gets_an_id_at_once_and_its_answer_later():
         stats = settled(service)
     assert stats["late"] == 2 and stats["in_time"] == stats["lost"] == stats["in_flight"] == 0
     assert stats["latency_p95_s"] >= stats["latency_p50_s"] > 0
+
+
+def test_an_abstract_state_in_flight_is_not_asked_about_twice():
+    advisor, budget = Held(), CallBudget(10)
+    policy = CallPolicy(budget, calls_per_step=4)
+    with AdviceService(advisor, budget=budget, policy=policy, mode="async") as service:
+        service.counters.latency = lambda _: 60.0  # no reason to take the server for silent
+        step(service, "a", "b", abstract_state="hall")
+        step(service, "c", "d", abstract_state="hall")
+        step(service, "e", abstract_state="cellar")
+        assert settled(service)["in_flight"] == 2
+        advisor.let.set()
+        service.drain(10.0)
+        assert advisor.asked == ["a", "e"]
+        assert service.cache.get("c", "hall") == Held.answer("a")
 
 
 def test_a_situation_in_flight_is_not_asked_about_twice():

@@ -19,7 +19,9 @@ from lore_torchrl.service import AdviceService
 
 
 class AdviceLog:
-    """Write a line of JSON for each answer, about the step that it was bought for.
+    """Write a line of JSON for each step that an answer was bought for.
+
+    In blocking mode rows that share a question have a line each, in async mode one.
 
     ``prior``, ``policy`` and ``mix`` are probabilities by the action's name; where actions are
     continuous, the latter two are the Gaussian's location and scale (before its tanh), and

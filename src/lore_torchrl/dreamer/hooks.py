@@ -301,8 +301,8 @@ class MetricsHook(TrainerHookBase):
 class EvaluationHook(TrainerHookBase):
     """Evaluate every ``interval`` environment steps and at the end, and log ``eval/``.
 
-    ``evaluate`` returns it as scalars, or ``None`` if it was broken off: the next call then
-    evaluates again.
+    ``evaluate`` returns it as scalars, or ``None`` if it was broken off: it is :attr:`due` then,
+    and a resumed run makes it before it goes on.
     """
 
     evaluate: Callable[[], Mapping[str, float] | None]
@@ -322,9 +322,15 @@ class EvaluationHook(TrainerHookBase):
             return
         outcome = self.evaluate()
         if outcome is None:
+            self._next = step
             return
         self._next = (step // self.interval + 1) * self.interval
         self.logger.log(step, {f"eval/{name}": value for name, value in outcome.items()})
+
+    @property
+    def due(self) -> bool:
+        """Whether the evaluation at the steps collected so far is still to be made."""
+        return self._next <= self._trainer.collected_frames
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next evaluation is due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Run:
     replay_hook: DreamerReplayHook
     service: AdviceService | None
     logger: RunLogger
+    evaluation: EvaluationHook = field(init=False)
 
     def close(self, *, failed: bool = False) -> None:
         """Release environments, advisor and log files; see :meth:`RunLogger.close`."""
@@ -235,6 +236,11 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
     if not earlier and (output / "metrics.jsonl").exists():
         torchrl_logger.warning(f"{output} held another run, whose rows and figures are replaced.")
+        parts = (c.lore.features, c.lore.progress, c.lore.subgoal)
+        named = {Path(part.path).resolve() for part in parts if part.path is not None}
+        programs = output / "programs.jsonl"
+        if programs.resolve() not in named:
+            programs.unlink(missing_ok=True)
     logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
     advice_log = None
     if acting.service is not None and c.logger.advice_rows:
@@ -302,7 +308,7 @@ def _register_hooks(
     metrics.register(trainer)
     if acting.epsilon is not None:
         trainer.register_op("post_steps", lambda: acting.epsilon.anneal(trainer.collected_frames))
-    EvaluationHook(
+    run.evaluation = EvaluationHook(
         partial(
             evaluate,
             c,
@@ -314,7 +320,8 @@ def _register_hooks(
         ),
         run.logger,
         interval=c.evaluation.interval,
-    ).register(trainer)
+    )
+    run.evaluation.register(trainer)
     if late:
         # Once more, as the last of the round: those before it may have ended the run.
         trainer.register_op("post_steps", drain)
@@ -361,7 +368,7 @@ def _interrupted(trainer: Trainer) -> bool:
 
 
 def _stop(run: Run, signum: int) -> None:
-    """End training within seconds, with a checkpoint; a second signal ends the process at once.
+    """End training within seconds; a second signal ends the process at once.
 
     What the run waits for is broken off: advice, updates that are owed, an evaluation.
     """
@@ -377,8 +384,9 @@ def train(config: TrainConfig, *, advisor: Advisor | None = None) -> dict[str, f
 
     Writes ``config.json``, ``metrics.jsonl``, the chosen loggers' files, checkpoints and,
     with ``logger.figures``, figures into ``config.output_dir``. Ctrl-C and SIGTERM stop
-    within seconds and save a checkpoint, without figures; :func:`read_stop` tells of it. A
-    second signal ends the process at once. An ``advisor`` takes the place of ``config.advisor``.
+    within seconds, without figures, and save a checkpoint unless ``checkpoint_interval`` is
+    ``None``; :func:`read_stop` tells of it. A second signal ends the process at once. An
+    ``advisor`` takes the place of ``config.advisor``.
 
     Raises:
         FloatingPointError: If the agent's parameters are no longer finite.
@@ -396,7 +404,10 @@ def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
     failed = True
     try:
         with handled_signals(lambda signum, _frame: _stop(run, signum)):
-            if run.trainer.collected_frames < run.trainer.total_frames:
+            if run.evaluation.due:
+                run.evaluation()
+            going_on = run.trainer.collected_frames < run.trainer.total_frames
+            if going_on and not _interrupted(run.trainer):
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
         # Within a round of updates it shows first as a distribution that cannot be drawn from.
@@ -408,7 +419,7 @@ def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
         ) from error
     else:
         step, total = run.trainer.collected_frames, run.trainer.total_frames
-        if step < total:
+        if step < total or run.evaluation.due:
             about = {"step": step, "total_steps": total, "reason": run.trainer._stop_reason}
             (output / "stopped.json").write_text(json.dumps(about))
         summary = _publish(run, output)

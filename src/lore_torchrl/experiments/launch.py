@@ -159,7 +159,8 @@ def run_jobs(
         ValueError: If what is kept in a folder was run with other overrides than asked for.
     """
     for job in jobs:
-        if job.state == "done" or (job.state == "failed" and not retry):
+        cut = job.state == "open" and _has_checkpoint(job)
+        if cut or job.state == "done" or (job.state == "failed" and not retry):
             _check_same_overrides(job)
     workers = _Workers()
     with handled_signals(workers.end), ThreadPoolExecutor(processes) as pool:
@@ -200,8 +201,9 @@ def _check_same_overrides(job: Job) -> None:
             # The same words in another order: of two for one setting the last one counts.
             gone, new = before, now
         retry = ", or give retry=true" if job.state == "failed" else ""
+        state = "an interrupted" if job.state == "open" else f"a {job.state}"
         raise ValueError(
-            f"{job.folder} holds a {job.state} run with other settings: "
+            f"{job.folder} holds {state} run with other settings: "
             f"{' '.join(gone) or 'nothing'} there, {' '.join(new) or 'nothing'} asked for. "
             f"Name another output=, or remove that folder{retry}."
         )
@@ -211,12 +213,10 @@ def _kept_overrides(job: Job) -> list[str]:
     return read_object(job.folder / "run.json").get("overrides", [])
 
 
-def _is_resumable(job: Job) -> bool:
-    """Whether what was interrupted had the same overrides, and has left a checkpoint."""
-    if not (job.folder / "run.json").exists():
-        return False
+def _has_checkpoint(job: Job) -> bool:
+    """Whether what was interrupted has left a checkpoint."""
     saved = any((job.folder / "checkpoints").glob("checkpoint-*"))
-    return saved and _kept_overrides(job) == redact_all(job.overrides)
+    return saved and (job.folder / "run.json").exists()
 
 
 def _run(job: Job, script: Path, retry: bool, workers: _Workers) -> str | None:
@@ -246,7 +246,9 @@ def _quoted(text: str) -> str:
 
 
 def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str | None:
-    resumed = [f"resume={job.folder}"] if job.state == "open" and _is_resumable(job) else []
+    resumed = []
+    if job.state == "open" and _has_checkpoint(job):
+        resumed = [f"resume={_quoted(str(job.folder))}"]
     # Left by the run, if it ended before its last step.
     stopped = job.folder / "stopped.json"
     for path in (job.folder / "failed", stopped):
@@ -255,7 +257,8 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
     rewrite(job.folder / "run.json", [json.dumps(redact_all(about), indent=2)])
     command = [
         *(sys.executable, str(script), "checkpoint_interval=null", *job.overrides, *resumed),
-        *(f"output_dir={job.folder}", f"hydra.run.dir={job.folder}/hydra"),
+        f"output_dir={_quoted(str(job.folder))}",
+        f"hydra.run.dir={_quoted(f'{job.folder}/hydra')}",
         *(
             "logger.progress_bar=false",
             f"logger.group={_quoted(f'{job.experiment}: {job.method}')}",

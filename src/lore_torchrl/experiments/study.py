@@ -112,24 +112,32 @@ class Study:
     def auc(self, experiment: str, method: str) -> np.ndarray:
         """Return the normalized AUC of each seed's curve of the metric, ``[N]``.
 
-        See :func:`~lore_torchrl.experiments.normalized_auc`; empty if nothing was logged.
+        See :func:`~lore_torchrl.experiments.normalized_auc`; empty if a seed logged nothing, or
+        the seeds end at different steps.
         """
-        steps, values = self.curves(experiment, method, self.metric)
-        return normalized_auc(steps, values) if len(steps) else np.zeros(0)
+        if self._end(experiment, method) is None:
+            return np.zeros(0)
+        runs = self.runs(experiment, method)
+        return np.array([normalized_auc(*record.curve(self.metric)) for record in runs])
 
     def steps_to(self, experiment: str, method: str, level: float = 0.9) -> np.ndarray:
         """Return the first step at which each seed's metric reaches ``level``, ``[N]``, or inf."""
-        steps, values = self.curves(experiment, method, self.metric)
-        if not len(steps):
-            return np.zeros(0)
-        return np.where(values >= level, steps, np.inf).min(axis=1)
+        curves = [record.curve(self.metric) for record in self.runs(experiment, method)]
+        return np.array([min(steps[y >= level], default=np.inf) for steps, y in curves])
+
+    def _end(self, experiment: str, method: str) -> float | None:
+        """Return the step of the last evaluation, ``None`` unless all seeds share it."""
+        curves = [record.curve(self.metric)[0] for record in self.runs(experiment, method)]
+        ends = {steps[-1] if len(steps) else None for steps in curves}
+        return ends.pop() if len(ends) == 1 else None
 
     def tables(self, every: int = 1) -> list[Table]:
         """Return a table for each experiment, one over all of them, and sources of advice.
 
         An experiment's table has the metric at every n-th evaluation, counted from the last (the
         interquartile mean over seeds), the mean of its normalized AUC, that over the baseline's,
-        and advisor calls. A method of which no run logged the metric is left out.
+        and advisor calls; there is no AUC of seeds, and no ratio of AUCs, that end at different
+        steps. A method of which no run logged the metric is left out.
         """
         tables = [self._one_experiment(name, every) for name in self.experiments]
         if len(self.experiments) > 1 and (self.is_success or self.baseline is not None):
@@ -158,7 +166,9 @@ class Study:
             cells = [_interval(interquartile_mean, x) if x is not None else "-" for x in cells]
             cells.append(_interval(_mean, auc) if len(auc) else "-")
             if len(reference):
-                defined = len(auc) and (signed or reference.any())
+                # An area under a longer curve is another quantity.
+                ends = {self._end(experiment, name) for name in (method, self.baseline)}
+                defined = len(auc) and len(ends) == 1 and (signed or reference.any())
                 compare = _difference if signed else _ratio
                 cells.append(_interval(compare, auc, reference) if defined else "-")
             if self.is_success:
@@ -241,9 +251,14 @@ def _interval(
 ) -> str:
     if min(sample.shape[-1] for sample in samples) == 1:
         # One seed has no spread.
-        return f"{statistic(*samples):.2f}"
-    value, low, high = bootstrap(statistic, *samples, draws=draws)
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        return _two_digits(statistic(*samples))
+    value, low, high = map(_two_digits, bootstrap(statistic, *samples, draws=draws))
+    return f"{value} [{low}, {high}]"
+
+
+def _two_digits(value: float) -> str:
+    # Such as a ratio to a resampling in which every seed of the baseline scored 0.
+    return "∞" if value > 1e6 else f"{value:.2f}"
 
 
 def _improvement(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> str:

@@ -69,7 +69,9 @@ class ProgramBandit:
         if min(n for n, _, _ in self._sums) < _LEAST_BLOCKS:
             return True
         error = sum(max(0.0, sq - s * s / n) / (n - 1) / n for n, s, sq in self._sums)
-        return -self.gain <= _STANDARD_ERRORS * math.sqrt(error)
+        # Equal returns differ in their means by no more than their sums are rounded.
+        rounding = 1e-9 * max(abs(s / n) for n, s, _ in self._sums)
+        return -self.gain <= _STANDARD_ERRORS * math.sqrt(error) + rounding
 
     def state_dict(self) -> dict[str, Any]:
         """Return progress and random stream in types that JSON holds."""

@@ -101,8 +101,11 @@ class ProgramStore:
             "retries": len(program.errors),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        # A line that was cut off, or saved without its end by an editor, stays on its own.
+        before = self.path.read_bytes() if self.path.is_file() else b""
+        cut = bool(before) and not before.endswith(b"\n")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(derived | asdict(program)) + "\n")
+            file.write("\n" * cut + json.dumps(derived | asdict(program)) + "\n")
 
     def read(self) -> list[Program]:
         """Return all programs, oldest first.
@@ -122,13 +125,15 @@ class ProgramStore:
         """
         fit = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
         # A program that was written again is kept once, as it was written first.
-        found = list({program.code_id: program for program in reversed(fit)}.values())[::-1]
+        found: dict[str, Program] = {}
+        for program in fit:
+            found.setdefault(program.code_id, program)
         if not found:
             raise ValueError(
                 f"{self.path} holds no accepted {kind} program for {env}: ask for one with "
                 f"python examples/advise.py program={kind}, or set path=null."
             )
-        return found
+        return list(found.values())
 
     def _lines(self) -> list[str]:
         if not self.path.is_file():

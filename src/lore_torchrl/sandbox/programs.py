@@ -141,9 +141,13 @@ class ProgramSet:
         width = 1 if self.kind == "progress" else len(names or range(self.columns - first))
         if not 0 < width <= self.columns - first:
             setting = "lore.features.columns" if self.kind == "features" else "columns"
+            unchecked = [u.program.code_id for u in self.used if not u.program.checks.get("names")]
+            way = f"raise {setting}"
+            if unchecked:
+                way = f"{unchecked[0]}, which was never checked, has taken all: put it last"
             raise ValueError(
                 f"Program {program.code_id} needs {width or 'some'} of {self.columns - first} free "
-                f"columns: raise {setting}."
+                f"columns: {way}."
             )
         bandit = ProgramBandit(**self._bandit, seed=self.seed + len(self.used))
         self.used.append(UsedProgram(program, slice(first, first + width), bandit))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     # It needs the http extra.
     from lore_torchrl.advisors.chat import ChatAdvisor
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+# A block of code by its language, whatever that is: a fence that ends one must begin no other.
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _LONGEST_CODE = 20_000
 
 
@@ -68,9 +69,15 @@ def program_prompt(
 
 
 def code_of(answer: str) -> str:
-    """Return the program in an answer: its last code block, or all of it without one."""
-    blocks = _BLOCK.findall(answer)
-    code = (blocks[-1] if blocks else answer).strip()[:_LONGEST_CODE]
+    """Return the program in an answer.
+
+    It is the last block of Python, or of no language, that defines a function, else the last of
+    them; all of the answer where there is none.
+    """
+    found = _BLOCK.findall(answer)
+    blocks = [code for name, code in found if re.fullmatch("(?i)|py|python3?", name)]
+    defining = [code for code in blocks if re.search(r"^[ \t]*def ", code, re.MULTILINE)]
+    code = next(iter((defining or blocks or [answer])[::-1])).strip()[:_LONGEST_CODE]
     # JSON can hold half of a surrogate pair, which no file can.
     return code.encode(errors="replace").decode()
 
@@ -126,7 +133,10 @@ class ProgramWriter:
             ProgramError: If the last attempt failed too, with what was wrong.
             AdviceError: If the server did not answer.
             BudgetExceededError: If no call is left.
+            ValueError: If there are fewer than two ``views``.
         """
+        if len(views) < 2:
+            raise ValueError(f"A program is checked on at least 2 views, got {len(views)}.")
         errors: list[str] = []
         code = ""
         while True:

@@ -224,6 +224,10 @@ class TicketTable:
         """Return all questions in flight."""
         return list(self._open.values())
 
+    def states(self) -> set[str]:
+        """Return the abstract states that questions in flight are about."""
+        return {t.abstract_state for t in self._open.values() if t.abstract_state is not None}
+
     def number(self, key: str) -> int:
         """Return the number of the question in flight about a situation, 0 for none."""
         return self._open[key].advice_id if key in self._open else 0

@@ -193,20 +193,23 @@ class AdviceService:
         if armed:
             self._check()
         self.cache.advance(signals.steps if armed else 0)
+        with self._lock:
+            in_flight = self._tickets.states()
         replies: list[Reply] = []
         candidates: dict[int, int] = {}  # from a row to its query
         served: list[int] = []
         with patience(_PAY_WAIT_S[self.mode]):  # of all rows together
             for place, query in enumerate(queries):
                 keys = self._keys(query)
-                if query.no_op is not None:
+                if armed and query.no_op is not None:
                     self.cache.filter_no_op(keys[0], query.no_op)
                 reply = self._find(query.key, keys, count=armed)
                 if armed and query.planned is not None and not reply.advice_id:
                     reply = self._keep_planned(query.planned, keys, reply)
                 replies.append(reply)
                 known = reply.advice is not None
-                if not reply.advice_id and self.cache.wants(*keys, known=known):
+                waits = bool(reply.advice_id) or keys[1] in in_flight
+                if not waits and self.cache.wants(*keys, known=known):
                     candidates[query.row] = place
                 elif known or reply.advice_id:
                     served.append(query.row)
@@ -215,8 +218,12 @@ class AdviceService:
         for query in queries:
             signals.situations[query.row] = query.key
         rows = list(candidates) if self._may_ask else []
-        chosen = self.policy.choose(rows, signals, served=served)
-        bought = self._buy([queries[candidates[row]] for row in chosen]) if chosen else {}
+        # Of the rows in one abstract state, which share its answers, the first asks.
+        asking: dict[str, Query] = {}
+        for row in self.policy.choose(rows, signals, served=served):
+            query = queries[candidates[row]]
+            asking.setdefault(query.abstract_state or query.key, query)
+        bought = self._buy(list(asking.values())) if asking else {}
         for place in candidates.values():
             reply, known = bought.get(queries[place].key), replies[place].advice
             if reply is None:
