@@ -46,7 +46,10 @@ def main() -> None:
     import wandb
 
     overrides = args.overrides or ["experiment=doorkey5x5"]
-    wandb.sweep(sweep_config(args.grid, overrides, args.seeds), project=args.project)
+    try:
+        wandb.sweep(sweep_config(args.grid, overrides, args.seeds), project=args.project)
+    except wandb.errors.UsageError as error:
+        raise SystemExit(f"W&B refused the sweep: {error}") from None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ class CallsConfig(Settings, prefix="lore.calls"):
 
     mode: str = setting(
         "blocking",
-        "`blocking` waits for each answer; with `async` no environment waits: late answers go to "
+        "`blocking` waits for each answer; with `async` no step waits for one: late answers go to "
         "the cache and to their rows in replay.",
         among=("blocking", "async"),
     )
@@ -291,7 +291,8 @@ class ProgramsConfig(Settings):
     path: str | None = setting(
         None,
         "JSON Lines of programs, such as recordings/programs_llm.jsonl: those of this kind and "
-        "environment are used. null: the adapter's hand-written one, of subgoals the describer's.",
+        "environment are used. null: the adapter's hand-written one; of subgoals none, so that the "
+        "describer's own serve alone.",
     )
     time_limit_s: float = setting(0.05, "Seconds that one run of a program may take.", gt=0)
     max_failures: int = setting(20, "Failures after which a program is retired.", ge=1)

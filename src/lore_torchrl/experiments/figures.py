@@ -73,11 +73,15 @@ def save_figures(folder: str | Path, study: Study) -> dict[str, Path]:
 
 
 def method_color(number: int) -> tuple[float, ...]:
-    """Return the RGB color of the n-th method: ten of matplotlib's own, then twenty."""
+    """Return the RGB color of the n-th method: matplotlib's own without its gray, then twenty.
+
+    Reference scores are gray.
+    """
     from matplotlib import colormaps
 
     others = colormaps["tab20b"].colors
-    colors = [*colormaps["tab10"].colors, *others[::2], *others[1::2]]
+    own = [color for color in colormaps["tab10"].colors if len(set(color)) > 1]
+    colors = [*own, *others[::2], *others[1::2]]
     return colors[number % len(colors)]
 
 
