@@ -164,6 +164,16 @@ def test_a_run_can_be_repeated_from_the_programs_in_its_folder(tmp_path):
     assert files[0] == files[1] and files[0].count("\n") == 2
 
 
+def test_a_resumed_run_goes_on_where_its_file_of_programs_is_damaged(tmp_path, caplog):
+    path = tmp_path / "programs.jsonl"
+    path.write_text('{"kind": "progress", "co')
+    programs = build_programs(tiny_config(tmp_path, lore=BOTH), MiniGrid("MiniGrid-DoorKey-5x5-v0"))
+    with caplog.at_level("WARNING", logger="torchrl"):
+        programs.keep_in(path)
+    assert "not kept" in caplog.text and "line 1 holds no program" in caplog.text
+    assert path.read_text() == '{"kind": "progress", "co'
+
+
 def test_a_run_that_replaces_another_keeps_none_of_its_programs(tmp_path):
     kept, own = tmp_path / "run" / "programs.jsonl", tmp_path / "own.jsonl"
     programs = [

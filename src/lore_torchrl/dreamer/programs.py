@@ -80,9 +80,16 @@ class Programs:
         return describer if self.subgoals is None else ProgramSubgoals(describer, self.subgoals)
 
     def keep_in(self, path: str | Path) -> None:
-        """Add the programs to a file that lacks them, which ``lore.KIND.path`` can name."""
+        """Add the programs to a file that lacks them, which ``lore.KIND.path`` can name.
+
+        A damaged file stays as it is, with a warning.
+        """
         store = ProgramStore(path)
-        known = {(p.kind, p.code_id) for p in store.read()} if store.path.exists() else set()
+        try:
+            known = {(p.kind, p.code_id) for p in store.read()} if store.path.exists() else set()
+        except ValueError as error:
+            torchrl_logger.warning(f"The programs of this run are not kept: {error}")
+            return
         for programs in self._sets().values():
             for program in (used.program for used in programs.used):
                 if (program.kind, program.code_id) not in known:
