@@ -219,10 +219,11 @@ class AdviceService:
             signals.situations[query.row] = query.key
         rows = list(candidates) if self._may_ask else []
         # Of the rows in one abstract state, which share its answers, the first asks.
-        asking: dict[str, Query] = {}
+        asking: dict[tuple[str | None, ...], Query] = {}
         for row in self.policy.choose(rows, signals, served=served):
             query = queries[candidates[row]]
-            asking.setdefault(query.abstract_state or query.key, query)
+            state = query.abstract_state
+            asking.setdefault((query.key,) if state is None else (None, state), query)
         bought = self._buy(list(asking.values())) if asking else {}
         for place in candidates.values():
             reply, known = bought.get(queries[place].key), replies[place].advice
