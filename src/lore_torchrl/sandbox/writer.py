@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     # It needs the http extra.
     from lore_torchrl.advisors.chat import ChatAdvisor
 
-# A block of code by its language, whatever that is: a fence that ends one must begin no other.
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+# A block of code and its language, whatever that is: a fence that ends one must begin no other.
+_BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 _LONGEST_CODE = 20_000
 
 
@@ -77,7 +77,7 @@ def code_of(answer: str) -> str:
     found = _BLOCK.findall(answer)
     blocks = [code for name, code in found if re.fullmatch("(?i)|py|python3?", name)]
     defining = [code for code in blocks if re.search(r"^[ \t]*def ", code, re.MULTILINE)]
-    code = next(iter((defining or blocks or [answer])[::-1])).strip()[:_LONGEST_CODE]
+    code = (defining or blocks or [answer])[-1].strip()[:_LONGEST_CODE]
     # JSON can hold half of a surrogate pair, which no file can.
     return code.encode(errors="replace").decode()
 
