@@ -141,6 +141,16 @@ def compose(*overrides: str):
         return hydra.compose("config", overrides=[*overrides, "output_dir=x"])
 
 
+def with_file(name: str, *overrides: str):
+    """Merge a file, ``GROUP/NAME``, into a composed run, as Hydra does in more time."""
+    from omegaconf import OmegaConf
+
+    path = ROOT / "configs" / f"{name}.yaml"
+    own = OmegaConf.load(path)
+    assert path.read_text().startswith("# @package _global_\n") and "defaults" not in own
+    return OmegaConf.merge(compose(*overrides), own)
+
+
 def compose_study(*overrides: str) -> configs.StudyConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
@@ -169,13 +179,12 @@ def test_every_experiment_composes(name):
 def test_every_run_of_every_study_composes(name):
     study = compose_study(f"study={name}")
     assert study.name == name and study.baseline in study.methods
-    first, *others = study.experiments
     # Methods that differ in a number alone compose alike; each ablation has a test of its own.
     kinds = {re.sub(r"\d+", "0", " ".join(words)): words for words in study.methods.values()}
     for kind, words in kinds.items():
         if not kind.startswith("ablation="):
-            compose(f"experiment={first}", *words)
-    for experiment in others:
+            compose(*words)
+    for experiment in study.experiments:
         compose(f"experiment={experiment}", *study.methods[study.baseline])
 
 
@@ -246,7 +255,7 @@ def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
 @pytest.mark.parametrize("name", ["features", "progress"])
 def test_a_channel_switches_its_programs_on_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")
-    after = settings("experiment=doorkey5x5", f"channel={name}")
+    after = settings("experiment=doorkey5x5", file=f"channel/{name}")
     changed = {path: after[path] for path in after if after[path] != before[path]}
     assert changed == {f"{name}.enabled": True}
 
@@ -296,11 +305,11 @@ PARTS = {
 }
 
 
-def settings(*words: str) -> dict[str, object]:
+def settings(*words: str, file: str | None = None) -> dict[str, object]:
     """Every setting of ``lore`` by its path."""
     from omegaconf import OmegaConf
 
-    lore = OmegaConf.to_container(compose(*words).lore)
+    lore = OmegaConf.to_container((with_file(file, *words) if file else compose(*words)).lore)
     return {
         f"{group}.{name}": value
         for group, part in lore.items()
@@ -312,7 +321,7 @@ def settings(*words: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", PARTS)
 def test_every_ablation_changes_what_it_is_named_for_and_nothing_else(name):
     before = settings("experiment=doorkey5x5")
-    after = settings("experiment=doorkey5x5", f"ablation={name}")
+    after = settings("experiment=doorkey5x5", file=f"ablation/{name}")
     assert {path: after[path] for path in after if after[path] != before[path]} == PARTS[name]
 
 
@@ -374,18 +383,18 @@ def test_every_channel_goes_with_every_method_that_it_can_change(name, method):
     from omegaconf import OmegaConf
 
     before = settings(f"method={method}")
-    after = settings(f"method={method}", f"channel={name}")
+    after = settings(f"method={method}", file=f"channel/{name}")
     assert 0 < sum(after[path] != before[path] for path in after) <= 3
     goes = name != "planner" if method == "stock_imitation" else method == "lore"
     if goes or name.endswith("sampling"):
-        OmegaConf.to_object(compose(f"method={method}", f"channel={name}"))
+        OmegaConf.to_object(with_file(f"channel/{name}", f"method={method}"))
 
 
 @pytest.mark.parametrize("name", ["features", "progress", "subgoal"])
 def test_a_channel_without_lore_is_refused(name):
     from omegaconf import OmegaConf
 
-    config = compose("method=stock", f"channel={name}")
+    config = with_file(f"channel/{name}", "method=stock")
     with pytest.raises(ValueError, match=r"no channel works: use method=stock_imitation"):
         OmegaConf.to_object(config)
 

@@ -33,7 +33,7 @@ DREAMER = DreamerConfig(
     batch_size=4,
     seq_len=8,
     imagination_horizon=4,
-    replay_ratio=4.0,
+    replay_ratio=2.0,
     learning_starts=48,
     buffer_size=2_000,
     lr_warmup=0,
@@ -63,7 +63,7 @@ def tiny_config(output: Path, **changes) -> TrainConfig:
         "lore": LoReConfig(),
         "dreamer": DREAMER,
         "logger": LoggerConfig(interval=32, progress_bar=False, figures=False),
-        "evaluation": EvaluationConfig(interval=64, episodes=4),
+        "evaluation": EvaluationConfig(interval=64, episodes=2),
     }
     return TrainConfig(**(values | changes))
 

@@ -133,7 +133,7 @@ def test_many_states_are_described(make):
     adapter = make()
     describer, planner = adapter.make_describer(), planner_of(adapter)
     env = adapter.make_env(num_envs=8, seed=0)
-    rollout = env.rollout(60, break_when_any_done=False)
+    rollout = env.rollout(30, break_when_any_done=False)
     close_env(env)
     texts = {}
     for step in rollout.select(*describer.in_keys).unbind(1):
@@ -163,11 +163,11 @@ def test_planners_master_their_games(make, steps, least):
     describer, planner = adapter.make_describer(), planner_of(adapter)
 
     def policy(tensordict):
-        seen = (read_row(tensordict, row, describer.in_keys) for row in range(16))
+        seen = (read_row(tensordict, row, describer.in_keys) for row in range(8))
         actions = [int(np.argmax(planner(describer.request(0, one)))) for one in seen]
         return tensordict.set("action", torch.eye(4, dtype=torch.long)[actions])
 
-    env = adapter.make_env(num_envs=16, seed=0, evaluation=True)
+    env = adapter.make_env(num_envs=8, seed=0, evaluation=True)
     rollout = env.rollout(steps, policy, break_when_any_done=False)
     ended = rollout["next", "done"]
     assert rollout["next", "success"][ended].float().mean() >= least

@@ -1,4 +1,4 @@
-"""What the other processes of the store's tests do. Top level, so that spawn finds it."""
+"""What the other processes of the store's tests do. Run in forked children."""
 
 from __future__ import annotations
 

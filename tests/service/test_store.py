@@ -49,16 +49,19 @@ def intact(path):
         return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@needs_fork
 def test_two_processes_share_one_ledger_and_never_exceed_it(path):
     total = 301
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
     workers = [
         context.Process(target=store_workers.spend_all, args=(path, total, barrier, results))
         for _ in range(2)
     ]
-    for worker in workers:
-        worker.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork
+        for worker in workers:
+            worker.start()
     taken = [results.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join(20)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, Cooldow
 from lore_torchrl.transforms import AdviceTransform
 
 
-@pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
+@pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
 def test_specs_hold_on_batched_environments(batched):
     with make_service(calls_per_step=2) as service:
         env = make_env(service, batched=batched)
