@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "torchrl_recipe.py"
 RECIPE = Path(torchrl.__file__).parent.parent / "sota-implementations" / "dreamer_v3"
 SHORT = [
-    *("collector.total_frames=256", "logger.eval_every=0"),
+    *("collector.total_frames=160", "logger.eval_every=0"),
     *("replay_buffer.batch_size=2", "optimization.train_ratio=4"),
 ]
 

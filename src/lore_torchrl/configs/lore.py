@@ -179,7 +179,9 @@ class MixerConfig(Settings, prefix="lore.mixer"):
     """How advice is added to the policy."""
 
     max_kl: float = setting(
-        1.0, "Bound on KL(mixed policy || policy), nats; inf for none (.inf in YAML).", ge=0
+        1.0,
+        "Bound on KL(mixed policy || policy), nats; inf for none, in a YAML file .inf.",
+        ge=0,
     )
     mode: str = setting(
         "logit", "Whether logits or probabilities are mixed.", among=("logit", "probability")
