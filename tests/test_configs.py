@@ -179,12 +179,13 @@ def test_every_experiment_composes(name):
 def test_every_run_of_every_study_composes(name):
     study = compose_study(f"study={name}")
     assert study.name == name and study.baseline in study.methods
+    first, *others = study.experiments
     # Methods that differ in a number alone compose alike; each ablation has a test of its own.
     kinds = {re.sub(r"\d+", "0", " ".join(words)): words for words in study.methods.values()}
     for kind, words in kinds.items():
         if not kind.startswith("ablation="):
-            compose(*words)
-    for experiment in study.experiments:
+            compose(f"experiment={first}", *words)
+    for experiment in others:
         compose(f"experiment={experiment}", *study.methods[study.baseline])
 
 
@@ -250,6 +251,12 @@ def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
         (line,) = idle_channels(OmegaConf.to_object(compose(*words)))
         assert line.endswith(f"it takes {path}.plan_length=16.")
         assert not idle_channels(OmegaConf.to_object(compose(*words, f"{path}.plan_length=16")))
+
+
+@pytest.mark.parametrize("name", ["channel/planner", "ablation/no_imitation"])
+def test_a_merged_file_is_what_hydra_composes(name):
+    words = "experiment=doorkey5x5", "method=lore"
+    assert with_file(name, *words) == compose(*words, name.replace("/", "="))
 
 
 @pytest.mark.parametrize("name", ["features", "progress"])
