@@ -31,7 +31,11 @@ from lore_torchrl.dreamer.programs import build_programs, hand_written, subgoals
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.adapter import sample_views
 from lore_torchrl.envs.crafter import Crafter
+from lore_torchrl.envs.finance import FinancialRegimes
+from lore_torchrl.envs.frozen_lake import FrozenLake
 from lore_torchrl.envs.minigrid import MiniGrid
+from lore_torchrl.envs.pendulum import Pendulum
+from lore_torchrl.envs.snake import Snake
 from lore_torchrl.sandbox import Program, ProgramStore, check_program, judged
 
 pytest.importorskip("pydantic_monty")
@@ -214,13 +218,21 @@ def test_what_measures_an_agent_reads_the_raw_reward():
 
 @pytest.mark.parametrize("kind", ["features", "progress", "subgoals"])
 def test_hand_written_programs_pass_their_checks(kind):
-    minigrid = MiniGrid("MiniGrid-DoorKey-6x6-v0")
-    for adapter, steps in ((minigrid, 150), (Crafter(area=(16, 16)), 60)):
+    for adapter, steps in (
+        (MiniGrid("MiniGrid-DoorKey-6x6-v0"), 150),
+        (Crafter(area=(16, 16)), 60),
+        (FrozenLake(), 100),
+        (Snake(), 100),
+        (Snake(poison=True), 100),
+        (Pendulum(), 100),
+        (FinancialRegimes(), 100),
+    ):
         views, returns = sample_views(adapter, steps=steps)
         program = hand_written(kind, adapter)
         assert program.model == "hand-written"
         assert check_program(program, views, returns=returns)["views"] == len(views)
-    with pytest.raises(ValueError, match="no hand-written"):
+    setting = {"subgoals": "subgoal"}.get(kind, kind)
+    with pytest.raises(ValueError, match=rf"no hand-written {kind}.* lore\.{setting}\.path"):
         hand_written(kind, object())
 
 
@@ -298,26 +310,3 @@ def test_a_run_from_recorded_programs_is_the_run_with_the_programs(tmp_path):
     for key in ("reward", *keys.FEATURE_KEYS):
         assert torch.equal(first["next", key], again["next", key])
     assert first["next", keys.FEATURES].any()
-
-
-@pytest.mark.parametrize("memory", [False, True])
-def test_a_view_holds_nothing_that_the_description_hides(memory):
-    adapter = MiniGrid("MiniGrid-DoorKey-5x5-v0")
-    env, describer = adapter.make_env(num_envs=1, seed=0), adapter.make_describer(memory=memory)
-    seen: dict[str, str] = {}
-    stream = torch.Generator().manual_seed(0)
-    td, reset, last = env.reset(), True, None
-    for _ in range(250):
-        observation = {"image": td["image"][0].numpy(), "direction": td["direction"][0].numpy()}
-        observation["mission"] = str(td["mission"])
-        describer.observe(0, observation, None if reset else last, reset=reset)
-        view = json.dumps(describer.program_view(0, observation))
-        assert set(json.loads(view)) == set(describer.program_fields)
-        text = describer.request(0, observation).description
-        assert seen.setdefault(text, view) == view
-        last = int(torch.randint(7, (), generator=stream))
-        td["action"] = torch.eye(7, dtype=torch.long)[last][None]
-        stepped, td = env.step_and_maybe_reset(td)
-        reset = bool(stepped["next", "done"].any())
-    assert len(set(seen.values())) > 10
-    env.close()

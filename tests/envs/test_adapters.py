@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torchrl.envs import check_env_specs
 from lore_torchrl.advisors.scripted import ScriptedAdvisor
 from lore_torchrl.configs import CallsConfig, EnvConfig, LoReConfig, TrainConfig
 from lore_torchrl.dreamer.run import train
-from lore_torchrl.envs.adapter import planner_of, read_row, sample_request
+from lore_torchrl.envs.adapter import anchors_of, planner_of, read_row, sample_request
 from lore_torchrl.envs.batch import close_env
 from lore_torchrl.envs.checks import check_adapter
 from lore_torchrl.envs.crafter import Crafter
@@ -67,6 +68,32 @@ def test_specs_hold_and_environment_and_describer_fit(make):
     check_adapter(adapter)
     env = adapter.make_env(num_envs=2, seed=0)
     check_env_specs(env)
+    close_env(env)
+
+
+@pytest.mark.parametrize(
+    ("make", "memory"),
+    [(make, False) for make in ADAPTERS.values()] + [(ADAPTERS["minigrid"], True)],
+    ids=[*ADAPTERS, "minigrid, memory"],
+)
+def test_a_program_sees_nothing_that_the_description_hides(make, memory):
+    adapter = make()
+    env, describer = adapter.make_env(num_envs=1, seed=0), adapter.make_describer(memory=memory)
+    actions = anchors_of(describer)
+    actions = torch.eye(len(describer.actions), dtype=torch.long) if actions is None else actions
+    seen: dict[str, str] = {}
+    stream, td, last = torch.Generator().manual_seed(0), env.reset(), None
+    for _ in range(150):
+        observation = read_row(td, 0, describer.in_keys)
+        describer.observe(0, observation, last, reset=last is None)
+        view = json.dumps(describer.program_view(0, observation))
+        assert set(json.loads(view)) == set(describer.program_fields)
+        assert seen.setdefault(describer.request(0, observation).description, view) == view
+        last = int(torch.randint(len(actions), (), generator=stream))
+        td["action"] = actions[last][None]
+        stepped, td = env.step_and_maybe_reset(td)
+        last = None if stepped["next", "done"].any() else last
+    assert len(set(seen.values())) > 4
     close_env(env)
 
 

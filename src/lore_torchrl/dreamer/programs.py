@@ -175,6 +175,10 @@ def subgoals_of_run(config: TrainConfig, adapter: EnvAdapter) -> tuple[str, ...]
     return subgoal_names(describer, ProgramStore(path).select("subgoals", config.env.id))
 
 
+def _setting(kind: Kind) -> str:
+    return "subgoal" if kind == "subgoals" else kind
+
+
 def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
     """Return an adapter's own program.
 
@@ -185,7 +189,7 @@ def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
     if code is None:
         raise ValueError(
             f"{type(adapter).__name__} has no hand-written {kind} program: give it "
-            f"programs[{kind!r}], or name a file in lore.{kind}.path."
+            f"programs[{kind!r}], or name a file in lore.{_setting(kind)}.path."
         )
     return Program(kind, code)
 
@@ -193,7 +197,7 @@ def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
 def _program_set(
     kind: Kind, config: TrainConfig, adapter: EnvAdapter, **settings: Any
 ) -> ProgramSet:
-    c = config.lore.subgoal if kind == "subgoals" else getattr(config.lore, kind)
+    c = getattr(config.lore, _setting(kind))
     if c.path is None:
         programs = [hand_written(kind, adapter)]
     else:
@@ -242,7 +246,7 @@ def show_program(
             env=env.id,
             fields=adapter.make_describer(memory=env.memory).program_fields,
             advisor=asked,
-            hand_written=hand_written(config.program, adapter),
+            hand_written=None if asked else hand_written(config.program, adapter),
             store=None if config.save is None else ProgramStore(config.save),
         )
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -131,6 +131,16 @@ def build_adapter(
             "lore_torchrl.envs.adapter.EnvAdapter."
         )
     return adapter
+
+
+def program_sources(**functions: Callable[..., Any]) -> dict[str, str]:
+    """Return an adapter's ``programs``: the source of each function, by kind.
+
+    The kinds are ``features``, a function ``compute_features(obs)``, ``progress``, a function
+    ``progress(obs)``, and ``subgoals``, a function ``reached(obs)``. They run in the sandbox, as a
+    language model's do.
+    """
+    return {kind: inspect.getsource(function) for kind, function in functions.items()}
 
 
 def planner_of(adapter: EnvAdapter) -> Planner | None:

@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase, FinancialRegimeEnv, RewardScaling, RewardSum, 
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.adapter import MemorylessDescriber
 from lore_torchrl.envs.batch import ObservationTransform, Success, batch_rows
+from lore_torchrl.envs.programs.finance import PROGRAMS
 
 ACTIONS = ("hold", "buy", "sell")
 DAYS_A_YEAR = 252
@@ -31,6 +32,7 @@ CLEAR = 0.75
 _LAST_DAYS = 10
 # Gain or loss of what is held that is more than about even.
 _EVEN = 0.01
+_MISSION = "end the year in profit, after costs"
 #: Entries of ``FinancialRegimeEnv`` that are carried from day to day, beside the day.
 STATE = ("price_history", "current_holdings", "entry_price")
 _HEIGHT, _COLUMNS = 96, 8
@@ -62,6 +64,8 @@ class FinancialRegimes:
     Raises:
         ValueError: If a setting is out of range.
     """
+
+    programs = PROGRAMS
 
     def __init__(
         self,
@@ -323,6 +327,18 @@ class MarketDescriber(MemorylessDescriber):
 
     in_keys = ("price_history", "current_holdings", "entry_price", "day")
     actions = ACTIONS
+    #: What a program sees, and what it means; all rounded as in :class:`Market`.
+    program_fields: Mapping[str, str] = {
+        "days": "int, daily returns that are seen",
+        "trend": "float from -3 to 3, standard errors of their mean from none",
+        "week": f"float from -2 to 2, the same of the last {WEEK} days",
+        "volatility": "float, a year's",
+        "held": "bool, whether you hold a share",
+        "gain": "-1, 0 or 1: held at a loss, about even (or not held), at a profit",
+        "ending": f"bool, whether {_LAST_DAYS} days or fewer are left",
+        "cost": "float, cost of a trade as a share of the year's first price",
+        "mission": "the task in words",
+    }
 
     def __init__(self, *, cost: float, max_steps: int) -> None:
         self.cost = cost
@@ -354,8 +370,12 @@ class MarketDescriber(MemorylessDescriber):
                 "buy one share, if you hold none",
                 "sell your share, if you hold one",
             ),
-            mission="end the year in profit, after costs",
+            mission=_MISSION,
         )
+
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        return {**asdict(self._read(observation)), "cost": self.cost, "mission": _MISSION}
 
     def _read(self, observation: Mapping[str, Any]) -> Market:
         return Market.read(observation, max_steps=self.max_steps)

@@ -10,9 +10,12 @@ import numpy as np
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.adapter import MemorylessDescriber
 from lore_torchrl.envs.gym_adapter import GymAdapter, gym
+from lore_torchrl.envs.programs.frozen_lake import PROGRAMS
 
 ACTIONS = ("left", "down", "right", "up")
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+_WORDS = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
+_MISSION = "reach the goal without falling into a hole"
 _LEGEND = "'S' start, 'F' ice, 'H' hole (deadly), 'G' goal, '@' you"
 # Of value iteration.
 _SWEEPS, _DISCOUNT = 500, 0.99
@@ -36,6 +39,8 @@ class FrozenLake(GymAdapter):
     Raises:
         ValueError: If ``env_id`` is another kind of environment.
     """
+
+    programs = PROGRAMS
 
     def __init__(
         self,
@@ -82,6 +87,15 @@ class FrozenLakeDescriber(MemorylessDescriber):
 
     in_keys = ("observation",)
     actions = ACTIONS
+    #: What a program sees, and what it means.
+    program_fields: Mapping[str, str] = {
+        "view": "list of rows of words, one word a square, seen from above; row 0 is the "
+        "uppermost, column 0 the leftmost. Words: start, ice, hole (deadly), goal, you",
+        "row": "int, your row in view",
+        "column": "int, your column in view",
+        "slippery": "bool, whether two moves of three slide to one side",
+        "mission": "the task in words",
+    }
 
     def __init__(self, squares: tuple[str, ...], *, slippery: bool) -> None:
         self.squares = squares
@@ -108,8 +122,21 @@ class FrozenLakeDescriber(MemorylessDescriber):
             self.cache_key(row, observation),
             facts={"square": square},
             action_meanings=tuple(f"move one square {action}" for action in self.actions),
-            mission="reach the goal without falling into a hole",
+            mission=_MISSION,
         )
+
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        y, x = divmod(_square(observation), len(self.squares[0]))
+        words = [[_WORDS[kind] for kind in squares] for squares in self.squares]
+        words[y][x] = "you"
+        return {
+            "view": words,
+            "row": y,
+            "column": x,
+            "slippery": self.slippery,
+            "mission": _MISSION,
+        }
 
 
 def _square(observation: Mapping[str, Any]) -> int:

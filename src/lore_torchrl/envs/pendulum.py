@@ -13,6 +13,7 @@ from torch import Tensor
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.adapter import MemorylessDescriber
 from lore_torchrl.envs.gym_adapter import GymAdapter, gym
+from lore_torchrl.envs.programs.pendulum import PROGRAMS
 
 #: The actions that the advisor chooses among, and their torques.
 TORQUES = {
@@ -35,6 +36,10 @@ _FINE, _COARSE = (5, 0.5), (15, 1.0)
 # Where the planner leaves swinging for balancing: the angle, radians.
 _BALANCE = 0.6
 _STIFFNESS, _DAMPING = 10.0, 2.5
+_MISSION = (
+    "swing the rod up and hold it upright; the motor is too weak to lift it in one go, so that it "
+    "must be swung to and fro first"
+)
 _UNITS = "Angles are counterclockwise from upright, so that 180 degrees hangs straight down."
 
 
@@ -75,6 +80,8 @@ class Pendulum(GymAdapter):
     Raises:
         ValueError: If ``hold_steps`` is not positive, or an episode is too short for it.
     """
+
+    programs = PROGRAMS
 
     def __init__(
         self, env_id: str = "Pendulum-v1", *, max_steps: int | None = None, hold_steps: int = 50
@@ -123,6 +130,13 @@ class PendulumDescriber(MemorylessDescriber):
     in_keys = ("observation",)
     actions = tuple(TORQUES)
     anchors = tuple((torque,) for torque in TORQUES.values())
+    #: What a program sees, and what it means.
+    program_fields: Mapping[str, str] = {
+        "degrees": "int from -179 to 180, the rod's angle, counterclockwise from upright, rounded",
+        "speed": "float, rad/s, positive counterclockwise, rounded",
+        "lacking": "float, J that the rod lacks to stand upright at rest; negative: too much",
+        "mission": "the task in words",
+    }
 
     def cache_key(self, row: int, observation: Mapping[str, Any]) -> str:
         """Return the rounded angle and speed."""
@@ -154,9 +168,14 @@ class PendulumDescriber(MemorylessDescriber):
             self.cache_key(row, observation),
             facts={"angle": angle, "speed": speed},
             action_meanings=_MEANINGS,
-            mission="swing the rod up and hold it upright; the motor is too weak to lift it in "
-            "one go, so that it must be swung to and fro first",
+            mission=_MISSION,
         )
+
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        degrees, speed = _round(observation)
+        lacking = round(5.0 - energy(math.radians(degrees), speed), 1)
+        return {"degrees": degrees, "speed": speed, "lacking": lacking, "mission": _MISSION}
 
 
 def _round(

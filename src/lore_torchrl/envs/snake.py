@@ -13,6 +13,7 @@ from torch import Tensor
 from lore_torchrl.advisors.base import AdviceRequest
 from lore_torchrl.envs.adapter import MemorylessDescriber
 from lore_torchrl.envs.gym_adapter import GymAdapter, gym
+from lore_torchrl.envs.programs.snake import PROGRAMS
 
 ACTIONS = ("up", "right", "down", "left")
 _MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
@@ -20,6 +21,7 @@ EMPTY, BODY, HEAD, APPLE, ENEMY = range(5)
 # In the observation only: what lies beyond the edge. And how far it sees, to each side.
 _WALL, _SIGHT = 5, 2
 _SEEN = (BODY, APPLE, ENEMY, _WALL)
+_WORDS = ("free", "body", "head", "apple", "snake")
 _SYMBOLS = ".o@A#"
 _COLORS = ((40, 40, 40), (60, 160, 60), (120, 230, 120), (210, 50, 50), (150, 80, 200))
 _DEADLY, _UNREACHABLE, _BITTER = -1000.0, -100.0, 50.0
@@ -164,6 +166,8 @@ class Snake(GymAdapter):
     eating one. The keywords are as of :class:`SnakeEnv`, with the same defaults.
     """
 
+    programs = PROGRAMS
+
     def __init__(
         self,
         env_id: str = "Snake",
@@ -212,6 +216,16 @@ class SnakeDescriber(MemorylessDescriber):
 
     in_keys = ("field",)
     actions = ACTIONS
+    #: What a program sees, and what it means.
+    program_fields: Mapping[str, str] = {
+        "view": "list of rows of words, one word a cell, seen from above; row 0 is the uppermost, "
+        f"column 0 the leftmost. Words: {', '.join(_WORDS)} (another one); beyond the edge, on a "
+        "body and on another snake it is deadly",
+        "row": "int, the head's row in view",
+        "column": "int, the head's column in view",
+        "poison": "bool, whether apples are bad",
+        "mission": "the task in words",
+    }
 
     def __init__(self, *, poison: bool = False) -> None:
         self.poison = poison
@@ -243,8 +257,23 @@ class SnakeDescriber(MemorylessDescriber):
             self.cache_key(row, observation),
             facts={"field": field.copy(), "poison": self.poison},
             action_meanings=tuple(f"move one cell {action}" for action in self.actions),
-            mission="stay alive and eat no apple" if self.poison else "stay alive and eat apples",
+            mission=self._mission(),
         )
+
+    def program_view(self, row: int, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what :attr:`program_fields` names, as plain Python data: what the text tells."""
+        field = observation["field"]
+        y, x = _find(field, HEAD)
+        return {
+            "view": [[_WORDS[cell] for cell in line] for line in field.tolist()],
+            "row": y,
+            "column": x,
+            "poison": self.poison,
+            "mission": self._mission(),
+        }
+
+    def _mission(self) -> str:
+        return "stay alive and eat no apple" if self.poison else "stay alive and eat apples"
 
 
 class SnakePlanner:

@@ -12,9 +12,9 @@ from torch import Tensor
 from lore_torchrl.envs.crafter.describer import CrafterDescriber
 from lore_torchrl.envs.crafter.environment import CrafterEnv, Observe
 from lore_torchrl.envs.crafter.planner import CrafterPlanner
-from lore_torchrl.envs.crafter.programs import PROGRAMS
 from lore_torchrl.envs.crafter.rules import ACHIEVEMENTS
 from lore_torchrl.envs.gym_adapter import GymAdapter, gym
+from lore_torchrl.envs.programs.crafter import PROGRAMS
 
 
 class Crafter(GymAdapter):

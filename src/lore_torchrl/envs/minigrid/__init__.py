@@ -24,8 +24,8 @@ from lore_torchrl.envs.gym_adapter import GymAdapter, gym
 from lore_torchrl.envs.minigrid.describer import MiniGridDescriber
 from lore_torchrl.envs.minigrid.environment import MiniGridObservation, TensorObservation
 from lore_torchrl.envs.minigrid.planner import MiniGridPlanner
-from lore_torchrl.envs.minigrid.programs import PROGRAMS
 from lore_torchrl.envs.minigrid.skills import MiniGridSkills, summarize_skills
+from lore_torchrl.envs.programs.minigrid import PROGRAMS
 
 
 class MiniGrid(GymAdapter):

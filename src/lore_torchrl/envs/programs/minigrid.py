@@ -1,12 +1,10 @@
-"""Hand-written programs over :attr:`MiniGridDescriber.program_fields`, for runs without a model.
-
-They are handed on as source and run in the sandbox, as a language model's are.
-"""
+"""Hand-written programs over :attr:`MiniGridDescriber.program_fields`."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
+
+from lore_torchrl.envs.adapter import program_sources
 
 
 def compute_features(obs: dict[str, Any]) -> dict[str, float]:
@@ -59,8 +57,4 @@ def reached(obs: dict[str, Any]) -> dict[str, bool]:
 
 
 #: Source of the program of each kind.
-PROGRAMS = {
-    "features": inspect.getsource(compute_features),
-    "progress": inspect.getsource(progress),
-    "subgoals": inspect.getsource(reached),
-}
+PROGRAMS = program_sources(features=compute_features, progress=progress, subgoals=reached)
