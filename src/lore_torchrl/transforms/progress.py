@@ -105,7 +105,9 @@ class ProgressShaping(ProgramTransform):
         shaping = np.zeros(len(self._potential), dtype=np.float32)
         for row in found:
             shaping[row] = self._pay(row, 0.0 if ends[row] else potentials.get(row, 0.0))
-            self.episodes += int(dones[row])
+            if dones[row]:
+                self.episodes += 1
+                self.paid += self._spent[row]
         reward = tensordict.get(self.parent.reward_key)
         tensordict.set(keys.RAW_REWARD, reward.float())
         added = torch.from_numpy(shaping).view(reward.shape).to(reward.device)
@@ -118,11 +120,10 @@ class ProgressShaping(ProgramTransform):
             after, paid = 0.0, -self._potential[row]
         self._spent[row] += abs(paid)
         self._potential[row] = after
-        self.paid += abs(paid)
         return paid
 
     def stats(self) -> dict[str, float]:
-        """Return the programs' counts, and the mean absolute shaping of an episode."""
+        """Return the programs' counts, and the mean absolute shaping of a finished episode."""
         return {**self.programs.stats(), "shaping_paid": self.paid / max(1, self.episodes)}
 
     def _specs(self, batch: Sequence[int]) -> dict[str, TensorSpec]:
