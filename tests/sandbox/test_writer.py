@@ -6,9 +6,12 @@ import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
+from lore_torchrl.configs import EnvConfig
+from lore_torchrl.configs.advisors import ChatAdvisorConfig, ScriptedAdvisorConfig
 from lore_torchrl.sandbox import ProgramError, ProgramStore
 from lore_torchrl.sandbox.writer import ProgramWriter, code_of, program_prompt
 from lore_torchrl.service import CallBudget
@@ -49,7 +52,7 @@ def serve():
         server = HTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
+        url = start.url = f"http://127.0.0.1:{server.server_port}/v1"
         return chat.ChatAdvisor("tiny", base_url=url, server="vllm"), bodies
 
     yield start
@@ -81,6 +84,23 @@ def test_the_model_is_told_what_was_wrong_until_it_is_right(serve, tmp_path):
     assert kept[-1] == program and kept[0].answer == BROKEN
     assert [one.checks["kind"] for one in kept[:2]] == ["error", "result"]
     assert kept[-1].prompt.endswith(third) and len(kept[-1].prompt_hash) == 64
+
+
+def test_a_model_is_asked_also_where_the_adapter_has_no_program(serve, tmp_path):
+    minigrid = pytest.importorskip("lore_torchrl.envs.minigrid")
+    programs = pytest.importorskip("lore_torchrl.dreamer.programs")
+    code = "def progress(obs):\n    return 0.0 if obs['front'] == 'empty' else 1.0"
+    _, bodies = serve(f"```python\n{code}\n```")
+    adapter = minigrid.MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    adapter.programs = {}
+    config = SimpleNamespace(program="progress", save=str(tmp_path / "kept.jsonl"), seed=0)
+    model = ChatAdvisorConfig(model="tiny", base_url=serve.url, server="vllm")
+    report, found = programs.show_program(config, EnvConfig(), adapter, model)
+    assert found and code in report and len(bodies) == 1
+    (kept,) = ProgramStore(config.save).read()
+    assert kept.code == code and kept.model == "tiny"
+    with pytest.raises(ValueError, match="no hand-written progress program"):
+        programs.show_program(config, EnvConfig(), adapter, ScriptedAdvisorConfig())
 
 
 def test_after_the_last_attempt_the_fault_is_raised(serve):
