@@ -83,7 +83,7 @@ def test_a_program_sees_nothing_that_the_description_hides(make, memory):
     actions = torch.eye(len(describer.actions), dtype=torch.long) if actions is None else actions
     seen: dict[str, str] = {}
     stream, td, last = torch.Generator().manual_seed(0), env.reset(), None
-    for _ in range(150):
+    for _ in range(250):
         observation = read_row(td, 0, describer.in_keys)
         describer.observe(0, observation, last, reset=last is None)
         view = json.dumps(describer.program_view(0, observation))
@@ -93,7 +93,8 @@ def test_a_program_sees_nothing_that_the_description_hides(make, memory):
         td["action"] = actions[last][None]
         stepped, td = env.step_and_maybe_reset(td)
         last = None if stepped["next", "done"].any() else last
-    assert len(set(seen.values())) > 4
+    # A lake of 16 squares, from which one falls early, has fewer.
+    assert len(set(seen.values())) > (4 if isinstance(adapter, FrozenLake) else 10)
     close_env(env)
 
 

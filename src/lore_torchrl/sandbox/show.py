@@ -27,7 +27,7 @@ async def program_once(
     env: str,
     fields: Mapping[str, str],
     advisor: ChatAdvisor | None,
-    hand_written: Program,
+    hand_written: Program | None = None,
     store: ProgramStore | None = None,
 ) -> tuple[str, bool]:
     """Ask for a program, check it, run it; return the report, and whether there is a program.
@@ -41,7 +41,7 @@ async def program_once(
         env: Name of the environment.
         fields: The describer's ``program_fields``.
         advisor: Whom to ask; ``None`` checks ``hand_written``.
-        hand_written: The adapter's own program.
+        hand_written: The adapter's own program, needed without ``advisor``. Default: ``None``.
         store: Where the program is kept, a model's failed attempts too. Default: ``None``,
             nowhere.
     """
