@@ -29,14 +29,14 @@ from lore_torchrl.dreamer.hooks import MetricsHook
 from lore_torchrl.dreamer.logging import read_metrics
 from lore_torchrl.dreamer.programs import build_programs, hand_written, subgoals_of_run
 from lore_torchrl.dreamer.run import build_run, train
-from lore_torchrl.envs.adapter import sample_views
+from lore_torchrl.envs.adapter import program_sources, sample_views
 from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.finance import FinancialRegimes
 from lore_torchrl.envs.frozen_lake import FrozenLake
 from lore_torchrl.envs.minigrid import MiniGrid
 from lore_torchrl.envs.pendulum import Pendulum
 from lore_torchrl.envs.snake import Snake
-from lore_torchrl.sandbox import Program, ProgramStore, check_program, judged
+from lore_torchrl.sandbox import Program, ProgramStore, Sandbox, check_program, judged
 
 pytest.importorskip("pydantic_monty")
 
@@ -141,6 +141,32 @@ def test_a_resumed_run_has_its_programs_in_their_order_and_further_ones_after_th
     assert [program.code_id for program in kept] == [p.code_id for p in (one, two, three)]
 
 
+def test_a_resumed_run_begins_without_what_was_retired(tmp_path):
+    path = tmp_path / "programs.jsonl"
+    for body in ("1 / 0", "obs['row'] / 10"):
+        ProgramStore(path).append(Program("progress", f"def progress(obs):\n    return {body}\n"))
+    lore = LoReConfig(progress=ProgressConfig(enabled=True, path=str(path), max_failures=3))
+    config = tiny_config(tmp_path / "run", lore=lore, total_steps=32, checkpoint_interval=32)
+    train(config, advisor=planner())
+    run = build_run(replace(config, total_steps=64, resume=config.output_dir), advisor=planner())
+    batch = next(iter(run.collector)).clone()
+    run.close()
+    assert (batch["next", "reward"] != batch["next", keys.RAW_REWARD]).any()
+
+
+def test_a_resumed_run_takes_no_further_subgoals(tmp_path):
+    path = tmp_path / "programs.jsonl"
+    lore = LoReConfig(subgoal=SubgoalConfig(enabled=True, path=str(path)))
+    config = tiny_config(tmp_path / "run", lore=lore, total_steps=32, checkpoint_interval=32)
+    for name in ("face a wall", "face a door"):
+        code = f"def reached(obs):\n    return {{{name!r}: obs['front'] == {name.split()[-1]!r}}}\n"
+        ProgramStore(path).append(Program("subgoals", code, checks={"names": [name]}))
+        if name == "face a wall":
+            train(config, advisor=planner())
+    with pytest.raises(CheckpointError, match="add none, or start a new run"):
+        build_run(replace(config, total_steps=64, resume=config.output_dir), advisor=planner())
+
+
 def test_a_file_that_lacks_its_last_end_of_line_takes_further_programs(tmp_path):
     store = ProgramStore(tmp_path / "programs.jsonl")
     first, second = (
@@ -228,12 +254,44 @@ def test_hand_written_programs_pass_their_checks(kind):
         (FinancialRegimes(), 100),
     ):
         views, returns = sample_views(adapter, steps=steps)
-        program = hand_written(kind, adapter)
-        assert program.model == "hand-written"
+        program = hand_written(kind, adapter, "one")
+        assert program.model == "hand-written" and program.env == "one"
         assert check_program(program, views, returns=returns)["views"] == len(views)
     setting = {"subgoals": "subgoal"}.get(kind, kind)
     with pytest.raises(ValueError, match=rf"no hand-written {kind}.* lore\.{setting}\.path"):
-        hand_written(kind, object())
+        hand_written(kind, object(), "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "message"),
+    [
+        ("progress", "def progress(obs):\n    return math.pi / 4", "name 'math' is not defined"),
+        ("progress", "def advance(obs):\n    return 0.5", "name 'progress' is not defined"),
+        ("features", "def compute_features(obs):\n    return {}", "at least 1"),
+    ],
+)
+def test_a_hand_written_program_that_fails_at_once_begins_no_run(tmp_path, kind, function, message):
+    adapter = MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    adapter.programs = adapter.programs | {kind: function}
+    with pytest.raises(
+        ValueError, match=rf"(?s)hand-written {kind} program of MiniGrid.*{message}"
+    ):
+        build_programs(tiny_config(tmp_path, lore=BOTH), adapter)
+
+
+def test_hand_written_features_need_their_columns(tmp_path):
+    lore = LoReConfig(features=FeaturesConfig(enabled=True, columns=4))
+    config = tiny_config(tmp_path, lore=lore)
+    with pytest.raises(ValueError, match=r"needs 8 of 4 free columns: raise lore\.features\.col"):
+        build_programs(config, adapter_of(config.env))
+
+
+def test_functions_inside_others_are_programs():
+    def progress(obs):
+        return 0.25
+
+    source = program_sources(progress=progress)["progress"]
+    assert Sandbox().run(Program("progress", source), {}) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -300,7 +358,7 @@ def test_a_run_from_recorded_programs_is_the_run_with_the_programs(tmp_path):
     adapter, path = MiniGrid("MiniGrid-DoorKey-5x5-v0"), str(tmp_path / "recorded.jsonl")
     views, _ = sample_views(adapter, steps=60)
     for kind in ("features", "progress"):
-        program, failure = judged(hand_written(kind, adapter), views)  # without a score yet
+        program, failure = judged(hand_written(kind, adapter, ""), views)  # without a score yet
         assert failure is None
         ProgramStore(path).append(program)
     recorded = LoReConfig(

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
+import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,8 +82,10 @@ def test_a_traceback_names_the_line():
 
 
 def test_arrays_are_refused():
-    with pytest.raises(TypeError):
-        ProgramSet([RISE]).compute([], {"n": np.zeros(2)})
+    programs = ProgramSet([RISE])
+    for value in (np.zeros(2), np.uint8(3)):
+        with pytest.raises(TypeError, match="must return plain Python data"):
+            programs.compute(programs.used, {"n": value})
 
 
 def _run_in_child(queue) -> None:
@@ -98,6 +104,18 @@ def test_a_forked_child_does_not_hang():
     assert "spawn" in queue.get(timeout=60)
     child.join(10)
     assert child.exitcode == 0
+
+
+def test_an_interpreter_that_was_ended_from_outside_is_no_fault_of_the_program():
+    sandbox = Sandbox()
+    assert sandbox.run(RISE, VIEWS[6]) == 0.5
+    tasks = Path("/proc/self/task")
+    children = {int(n) for t in tasks.iterdir() for n in (t / "children").read_text().split()}
+    ended = [n for n in children if "monty" in Path(f"/proc/{n}/cmdline").read_text()]
+    assert ended
+    for number in ended:
+        os.kill(number, signal.SIGKILL)
+    assert sandbox.run(RISE, VIEWS[6]) == 0.5
 
 
 def test_a_set_pickles_and_goes_on():
@@ -198,6 +216,15 @@ def test_the_store_keeps_every_program_and_only_appends(tmp_path):
     store.path.unlink()
     with pytest.raises(FileNotFoundError, match="no such file of programs"):
         store.select("progress", "e")
+
+
+def test_a_later_check_of_the_same_program_counts(tmp_path):
+    store, other = ProgramStore(tmp_path / "programs.jsonl"), Program("subgoals", "y = 1")
+    program = Program("subgoals", "x = 1")
+    checked = replace(program, checks={"names": ["one"]})
+    for line in (program, other, checked, program):
+        store.append(line)
+    assert store.select("subgoals", "any") == [checked, other]
 
 
 def test_a_changed_program_is_refused(tmp_path):

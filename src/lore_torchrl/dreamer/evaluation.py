@@ -41,7 +41,7 @@ def evaluate(
 
     Returns:
         ``success`` (share of episodes), ``return`` and ``length`` (means), ``episodes``, with
-        ``programs`` ``program_failures`` (their failed runs in these episodes), and what
+        ``programs`` of features ``program_failures`` (their failed runs here), and what
         the adapter's ``summarize_episodes`` makes of its ``episode_keys`` at the last step of
         each episode, ``[episodes, ...]``; where the mixture played, all of its own once more as
         ``advised/...``, in the log ``eval/advised/...``; ``None`` if it was broken off.
@@ -93,7 +93,7 @@ def _evaluate(
             outcome = play_episodes(env, adapter, policy, stopped)
     finally:
         close_env(env)
-    if outcome is not None and programs is not None:
+    if outcome is not None and programs is not None and programs.features is not None:
         outcome["program_failures"] = float(programs.failed)
     return outcome
 

@@ -17,7 +17,14 @@ from lore_torchrl.advisors.base import Describer
 from lore_torchrl.configs import ChatAdvisorConfig, EnvConfig, TrainConfig
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.envs.adapter import EnvAdapter, sample_views
-from lore_torchrl.sandbox import Limits, Program, ProgramSet, ProgramStore
+from lore_torchrl.sandbox import (
+    Limits,
+    Program,
+    ProgramError,
+    ProgramSet,
+    ProgramStore,
+    Sandbox,
+)
 from lore_torchrl.sandbox.program import FUNCTIONS, Kind
 from lore_torchrl.sandbox.show import program_once
 from lore_torchrl.transforms import ProgramFeatures, ProgramSubgoals, ProgressShaping
@@ -179,8 +186,8 @@ def _setting(kind: Kind) -> str:
     return "subgoal" if kind == "subgoals" else kind
 
 
-def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
-    """Return an adapter's own program.
+def hand_written(kind: Kind, adapter: EnvAdapter, env: str) -> Program:
+    """Return an adapter's own program, for the environment of that id.
 
     Raises:
         ValueError: If it has none of this kind.
@@ -191,7 +198,21 @@ def hand_written(kind: Kind, adapter: EnvAdapter) -> Program:
             f"{type(adapter).__name__} has no hand-written {kind} program: give it "
             f"programs[{kind!r}], or name a file in lore.{_setting(kind)}.path."
         )
-    return Program(kind, code)
+    return Program(kind, code, env=env)
+
+
+def _tried(program: Program, config: TrainConfig, adapter: EnvAdapter) -> Program:
+    """Run a hand-written program once, so that a run without it never begins."""
+    [view], _ = sample_views(adapter, steps=1, seed=config.seed, memory=config.env.memory)
+    try:
+        # A busy machine is no fault of it, nor are too few columns.
+        result = Sandbox(Limits(time_s=5.0, most_features=1000)).run(program, view)
+    except ProgramError as error:
+        raise ValueError(
+            f"The hand-written {program.kind} program of {type(adapter).__name__} fails on a first "
+            f"observation: {error}"
+        ) from error
+    return replace(program, checks={"names": list(result)} if isinstance(result, dict) else {})
 
 
 def _program_set(
@@ -199,7 +220,7 @@ def _program_set(
 ) -> ProgramSet:
     c = getattr(config.lore, _setting(kind))
     if c.path is None:
-        programs = [hand_written(kind, adapter)]
+        programs = [_tried(hand_written(kind, adapter, config.env.id), config, adapter)]
     else:
         programs = ProgramStore(c.path).select(kind, config.env.id)
     for program in programs:
@@ -232,12 +253,17 @@ def show_program(
     if config.program not in FUNCTIONS:
         raise ValueError(f"program={config.program} must be one of {', '.join(FUNCTIONS)}.")
     views, returns = sample_views(adapter, seed=config.seed, memory=env.memory)
-    asked, reason = None, f"{type(advisor).__name__} writes no programs"
+    asked, own, reason = None, None, f"{type(advisor).__name__} writes no programs"
     if isinstance(advisor, ChatAdvisorConfig):
         try:
             asked = build_advisor(advisor, planner=None, seed=config.seed)
         except Exception as error:
             reason = f"{error.__cause__ or error}"
+    if asked is None:
+        try:
+            own = hand_written(config.program, adapter, env.id)
+        except ValueError as error:
+            raise ValueError(f"{error} No model was asked: {reason}.") from None
     report, found = asyncio.run(
         program_once(
             config.program,
@@ -246,7 +272,7 @@ def show_program(
             env=env.id,
             fields=adapter.make_describer(memory=env.memory).program_fields,
             advisor=asked,
-            hand_written=None if asked else hand_written(config.program, adapter),
+            hand_written=own,
             store=None if config.save is None else ProgramStore(config.save),
         )
     )

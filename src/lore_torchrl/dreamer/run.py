@@ -169,6 +169,10 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         advisor=advisor,
         device=device,
     )
+    if resume is not None and acting.programs is not None:
+        # Before the collector begins the first episodes, which run what is chosen then.
+        component = "trainer_module.programs"
+        RunCheckpoint(**{component: acting.programs}).load(resume, components={component})
     learner = build_learner(
         c.dreamer,
         agent,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -138,9 +138,11 @@ def program_sources(**functions: Callable[..., Any]) -> dict[str, str]:
 
     The kinds are ``features``, a function ``compute_features(obs)``, ``progress``, a function
     ``progress(obs)``, and ``subgoals``, a function ``reached(obs)``. They run in the sandbox, as a
-    language model's do.
+    language model's do, each alone: what it imports, it imports itself.
     """
-    return {kind: inspect.getsource(function) for kind, function in functions.items()}
+    return {
+        kind: textwrap.dedent(inspect.getsource(function)) for kind, function in functions.items()
+    }
 
 
 def planner_of(adapter: EnvAdapter) -> Planner | None:
@@ -246,7 +248,7 @@ def sample_views(
         returns.append(following)
     found: dict[str, tuple[dict[str, Any], float]] = {}
     for (view, _, _), following in zip(played[:-1], returns[::-1], strict=True):
-        found.setdefault(json.dumps(view), (view, following))
+        found.setdefault(repr(view), (view, following))
     return [view for view, _ in found.values()], [value for _, value in found.values()]
 
 

@@ -124,10 +124,14 @@ class ProgramStore:
             ValueError: As there, or if there is none.
         """
         fit = [p for p in self.read() if p.accepted and p.kind == kind and p.env in ("", env)]
-        # A program that was written again is kept once, as it was written first.
+        # A program that was written again is kept once, where it was written first, with checks
+        # where it has some.
         found: dict[str, Program] = {}
         for program in fit:
-            found.setdefault(program.code_id, program)
+            if program.code_id not in found or (
+                program.checks and not found[program.code_id].checks
+            ):
+                found[program.code_id] = program
         if not found:
             raise ValueError(
                 f"{self.path} holds no accepted {kind} program for {env}: ask for one with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -168,7 +167,7 @@ class ProgramSet:
         self, programs: Sequence[UsedProgram], view: Mapping[str, Any]
     ) -> dict[UsedProgram, np.ndarray]:
         """Return the values of those ``programs`` that did not fail on a view."""
-        key = json.dumps(view)
+        key = repr(view)
         found = {}
         for used in programs:
             values = used.compute(self.sandbox, view, key)
@@ -243,14 +242,16 @@ class ProgramSet:
 
         Raises:
             ValueError: If the programs there are not the first ones here, in their order: replay
-                holds what they computed.
+                holds what they computed. Of subgoals, whose number the networks know, there may
+                be no further ones.
         """
         now = [used.program.code_id for used in self.used]
-        if list(state_dict) != now[: len(state_dict)]:
+        fixed = self.kind == "subgoals"
+        if list(state_dict) != (now if fixed else now[: len(state_dict)]):
             raise ValueError(
                 f"{self.kind}: the checkpoint's run had the programs {', '.join(state_dict)}, now "
-                f"there are {', '.join(now)}. Keep those of the file and their order, add further "
-                "ones after them, or start a new run."
+                f"there are {', '.join(now)}. Keep those of the file and their order, "
+                f"{'add none' if fixed else 'add further ones after them'}, or start a new run."
             )
         for used in self.used:
             state = dict(state_dict.get(used.program.code_id, {}))

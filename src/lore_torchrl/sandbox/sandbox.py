@@ -115,30 +115,21 @@ class Sandbox:
             yield lambda program, view: self._run(pool, program, view)
 
     def _run(self, pool: Any, program: Program, view: Mapping[str, Any]) -> Any:
-        monty, limits = _monty(), self.limits
-        code = program.code + _CALL.format(function=program.function)
+        monty = _monty()
         try:
-            with pool.checkout(
-                limits={
-                    "max_feed_duration_secs": limits.time_s,
-                    "max_memory": limits.memory,
-                    "max_recursion_depth": limits.recursion,
-                    # Questions to the host, which are all refused, but each take a while.
-                    "max_suspensions": 16,
-                },
-                os_policy=_POLICY,
-            ) as session:
-                printed = monty.CollectString(max_bytes=limits.output)
-                state = session.feed_start(code, inputs={"obs": view}, print_callback=printed)
-                while not isinstance(state, monty.MontyComplete):
-                    state = state.resume_auto()
+            try:
+                printed = self._printed(pool, program, view)
+            except monty.MontyCrashedError:
+                # An interrupt of the whole process group ends the interpreter too: once more. A
+                # program that ends it does so again.
+                printed = self._printed(pool, program, view)
         except monty.MontyConversionError as error:
             raise TypeError(f"program_view() must return plain Python data: {error}") from None
         except monty.MontyCrashedError as error:
             raise ProgramError("crash", f"The interpreter was ended: {error}") from None
         except (monty.MontyError, TimeoutError, MemoryError) as error:
             raise _program_error(error) from None
-        text = printed.output.rstrip("\n").rpartition("\n")[2]
+        text = printed.rstrip("\n").rpartition("\n")[2]
         if not text:
             raise ProgramError("result", f"{program.function} is not called: what ends the code?")
         try:
@@ -149,6 +140,25 @@ class Sandbox:
         if program.kind == "progress":
             return _number(value, "progress(obs)", 0.0, 1.0)
         return self._entries(value, names, program)
+
+    def _printed(self, pool: Any, program: Program, view: Mapping[str, Any]) -> str:
+        monty, limits = _monty(), self.limits
+        with pool.checkout(
+            limits={
+                "max_feed_duration_secs": limits.time_s,
+                "max_memory": limits.memory,
+                "max_recursion_depth": limits.recursion,
+                # Questions to the host, which are all refused, but each take a while.
+                "max_suspensions": 16,
+            },
+            os_policy=_POLICY,
+        ) as session:
+            printed = monty.CollectString(max_bytes=limits.output)
+            code = program.code + _CALL.format(function=program.function)
+            state = session.feed_start(code, inputs={"obs": view}, print_callback=printed)
+            while not isinstance(state, monty.MontyComplete):
+                state = state.resume_auto()
+        return printed.output
 
     def _entries(self, value: Any, names: Any, program: Program) -> dict[str, float]:
         call, subgoals = f"{program.function}(obs)", program.kind == "subgoals"
