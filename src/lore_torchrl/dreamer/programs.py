@@ -196,7 +196,7 @@ def hand_written(kind: Kind, adapter: EnvAdapter, env: str) -> Program:
     if code is None:
         raise ValueError(
             f"{type(adapter).__name__} has no hand-written {kind} program: give it "
-            f"programs[{kind!r}], or name a file in lore.{_setting(kind)}.path."
+            f"programs[{kind!r}], or, for a run, name a file in lore.{_setting(kind)}.path."
         )
     return Program(kind, code, env=env)
 

@@ -221,6 +221,6 @@ def subgoals_of(describer: Describer) -> Sequence[str]:
     if not names or not callable(getattr(describer, "reached", None)):
         raise TypeError(
             f"{type(describer).__name__} has no subgoals with reached(row, observation): give it "
-            "both, or set lore.subgoal.enabled=false."
+            "both, name a file of programs in lore.subgoal.path, or set lore.subgoal.enabled=false."
         )
     return names
