@@ -24,6 +24,7 @@ TASKS = (
     "MiniGrid-KeyCorridorS3R1-v0",
     "MiniGrid-KeyCorridorS4R3-v0",
     "MiniGrid-MultiRoom-N4-S5-v0",
+    "MiniGrid-UnlockPickup-v0",
     "BabyAI-GoToLocal-v0",
 )
 

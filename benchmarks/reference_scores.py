@@ -37,6 +37,7 @@ EXPERIMENTS = (
     "keycorridor_s4r3_llm",
     "multiroom",
     "multiroom_n4_llm",
+    "unlockpickup",
     "babyai",
 )
 
