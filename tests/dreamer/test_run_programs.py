@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from lore_torchrl.configs import (
     FeaturesConfig,
     LoReConfig,
     ProgressConfig,
+    ScriptedAdvisorConfig,
     SubgoalConfig,
 )
 from lore_torchrl.control import AdviceBandit
@@ -27,7 +29,12 @@ from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.hooks import MetricsHook
 from lore_torchrl.dreamer.logging import read_metrics
-from lore_torchrl.dreamer.programs import build_programs, hand_written, subgoals_of_run
+from lore_torchrl.dreamer.programs import (
+    build_programs,
+    hand_written,
+    show_program,
+    subgoals_of_run,
+)
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.adapter import program_sources, sample_views
 from lore_torchrl.envs.crafter import Crafter
@@ -277,6 +284,17 @@ def test_a_hand_written_program_that_fails_at_once_begins_no_run(tmp_path, kind,
         ValueError, match=rf"(?s)hand-written {kind} program of MiniGrid.*{message}"
     ):
         build_programs(tiny_config(tmp_path, lore=BOTH), adapter)
+
+
+def test_where_no_program_can_be_had_the_reason_is_told():
+    adapter = MiniGrid("MiniGrid-DoorKey-5x5-v0")
+    adapter.programs = {}
+    settings = SimpleNamespace(program="progress", save=None, seed=0)
+    message = (
+        "no hand-written progress.* No model was asked: ScriptedAdvisorConfig writes no programs"
+    )
+    with pytest.raises(ValueError, match=message):
+        show_program(settings, EnvConfig(), adapter, ScriptedAdvisorConfig())
 
 
 def test_hand_written_features_need_their_columns(tmp_path):

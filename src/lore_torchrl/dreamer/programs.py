@@ -263,7 +263,7 @@ def show_program(
         try:
             own = hand_written(config.program, adapter, env.id)
         except ValueError as error:
-            raise ValueError(f"{error} No model was asked: {reason}.") from None
+            raise ValueError(f"{error} No model was asked: {reason.rstrip('.')}.") from None
     report, found = asyncio.run(
         program_once(
             config.program,
