@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-EAGER = replace(DREAMER, compile_train_step=False, cudagraph=False)
+TWICE = replace(DREAMER, replay_ratio=2 * DREAMER.replay_ratio)
+EAGER = replace(TWICE, compile_train_step=False, cudagraph=False)
 
 
 def parameters(run) -> dict[str, torch.Tensor]:
@@ -31,7 +32,7 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
         )
     )
     lore, _ = run_through(tiny_config(tmp_path / "lore", device="cuda", dreamer=EAGER, lore=OFF))
-    assert stock.replay_hook.updates > 10
+    assert stock.replay_hook.updates > 20
     expected = parameters(stock)
     ours = {
         name.replace("actor_loss.actor_loss", "actor_loss"): value
@@ -43,9 +44,9 @@ def test_lore_with_nothing_switched_on_is_stock_to_the_bit(tmp_path):
 
 
 def test_train_and_resume_with_the_captured_update(tmp_path):
-    config = tiny_config(tmp_path / "run", device="cuda", checkpoint_interval=128)
+    config = tiny_config(tmp_path / "run", device="cuda", dreamer=TWICE, checkpoint_interval=128)
     first, _ = run_through(config)
-    assert first.replay_hook.updates > 10
+    assert first.replay_hook.updates > 20
     longer = replace(config, total_steps=192, resume=str(tmp_path / "run"))
     resumed = build_run(longer, advisor=planner())
     expected = parameters(first)
