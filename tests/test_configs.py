@@ -228,6 +228,10 @@ def test_an_unknown_file_is_refused(group):
         (["channel=action_mask", "advisor=vllm", "advisor.ask_for=[valid_actions]"], None),
         (["channel=plan", "experiment=doorkey8x8_llm"], None),
         (["channel=subgoal", "experiment=multiroom_n4_llm"], "subgoal"),
+        (["channel=plan", "advisor=random", "advisor.plan_length=16"], "plan"),
+        (["channel=plan", "advisor=adversarial", "advisor.plan_length=16"], None),
+        (["channel=subgoal", "advisor=random", "advisor.subgoals=true"], "subgoal"),
+        (["channel=subgoal", "advisor=adversarial", "advisor.subgoals=true"], "subgoal"),
         (["channel=action_mask", "experiment=doorkey8x8_llm"], "valid_actions"),
         ([], None),
     ],
@@ -241,6 +245,19 @@ def test_a_channel_that_gets_nothing_is_told_of(words, idle):
     assert [f"gives no {idle}," in line for line in found] == ([True] if idle else [])
 
 
+@pytest.mark.parametrize("never", ["lore.gate.beta_max=0", "lore.calls.budget=0"])
+def test_a_channel_whose_advisor_is_never_asked_is_told_of(never):
+    from omegaconf import OmegaConf
+
+    from lore_torchrl.dreamer.acting import idle_channels
+
+    words = ["channel=subgoal", "advisor.subgoals=true", never]
+    (line,) = idle_channels(OmegaConf.to_object(compose(*words)))
+    assert line.startswith("No call will be made") and "channel of subgoal" in line
+    if "budget" not in never:
+        assert not idle_channels(OmegaConf.to_object(compose(*words, "lore.calls.min_beta=0")))
+
+
 def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
     from omegaconf import OmegaConf
 
@@ -249,7 +266,7 @@ def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
     for advisor, path in (("stale", "advisor.advisor"), ("turns", "advisor.before")):
         words = [f"advisor={advisor}", "channel=plan"]
         (line,) = idle_channels(OmegaConf.to_object(compose(*words)))
-        assert line.endswith(f"it takes {path}.plan_length=16.")
+        assert f"it takes {path}.plan_length=16 and" in line
         assert not idle_channels(OmegaConf.to_object(compose(*words, f"{path}.plan_length=16")))
 
 

@@ -183,6 +183,8 @@ def test_a_plan_comes_with_the_best_action_or_the_worst():
         assert asyncio.run(wrong.advise([request]))[0].plan == plan
     with pytest.raises(ValueError, match="plan_length"):
         ScriptedAdvisor(planner, plan_length=2)
+    with pytest.raises(ValueError, match="plan_length=65 is impossible: 0 to 64"):
+        ScriptedAdvisor(Plans(), plan_length=65)
 
 
 def test_a_subgoal_comes_with_the_best_action_alone():

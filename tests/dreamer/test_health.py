@@ -53,7 +53,8 @@ AT_ONCE = {"budget_burn", "nonfinite"}
 
 
 def monitor(**settings) -> HealthMonitor:
-    of_run = {name: settings.pop(name) for name in ("beta_max", "multiplier_max") & settings.keys()}
+    names = {"beta_max", "multiplier_max", "bonus_max"}
+    of_run = {name: settings.pop(name) for name in names & settings.keys()}
     return HealthMonitor(HealthConfig(**settings), num_actions=7, total_steps=10_000, **of_run)
 
 
@@ -146,6 +147,13 @@ def test_imagined_returns_are_compared_with_what_can_be_returned():
     ]
     assert [metrics["health/value_overconfidence"] for metrics, _ in verdicts] == [0.0, 0.0, 1.0]
     assert "-200" in verdicts[-1][1][0].message
+
+
+def test_imagined_returns_may_hold_the_bonus_of_subgoals():
+    row = {"learner/return_high": 0.9, "train/return": 0.0}
+    for bonus, wrong in ((0.0, 1.0), (0.5, 0.0)):
+        metrics, _ = monitor(patience=1, bonus_max=bonus).observe(100, row)
+        assert metrics["health/value_overconfidence"] == wrong
 
 
 @pytest.mark.parametrize("name", ["entropy_collapse", "no_reward"])

@@ -25,7 +25,7 @@ from lore_torchrl.configs import (
 )
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.control.observer import AdviceObserver
-from lore_torchrl.dreamer.acting import adapter_of
+from lore_torchrl.dreamer.acting import adapter_of, build_acting_env
 from lore_torchrl.dreamer.evaluation import evaluate
 from lore_torchrl.dreamer.hooks import MetricsHook
 from lore_torchrl.dreamer.logging import read_metrics
@@ -37,6 +37,7 @@ from lore_torchrl.dreamer.programs import (
 )
 from lore_torchrl.dreamer.run import build_run, train
 from lore_torchrl.envs.adapter import program_sources, sample_views
+from lore_torchrl.envs.batch import close_env
 from lore_torchrl.envs.crafter import Crafter
 from lore_torchrl.envs.finance import FinancialRegimes
 from lore_torchrl.envs.frozen_lake import FrozenLake
@@ -334,6 +335,11 @@ def test_a_run_has_the_subgoals_of_a_program_too(tmp_path):
     run = build_run(tiny_config(tmp_path / "run", lore=lore), advisor=_Named("face a wall"))
     batch = next(iter(run.collector)).clone()
     names = subgoals_of_run(run.config, adapter)
+    # An evaluation is of this agent, whatever is written into the file meanwhile.
+    ProgramStore(path).append(replace(program, code=code.replace("a wall", "a wall now")))
+    env = build_acting_env(run.config, adapter, run.agent, num_envs=1, evaluation=True)
+    assert env.rollout(2, run.agent.policy())[keys.SUBGOAL].shape[-1] == len(names)
+    close_env(env)
     run.close()
     known = adapter.make_describer().subgoals
     assert names == (*known, "face a wall")

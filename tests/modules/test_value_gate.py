@@ -9,7 +9,7 @@ from gaussian_sample import ANCHORS, continuous_agent
 from tensordict import TensorDict
 
 from lore_torchrl import keys
-from lore_torchrl.configs import LoReConfig, LossConfig, MixerConfig
+from lore_torchrl.configs import LoReConfig, LossConfig, MixerConfig, PlannerConfig
 from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.lore import build_lore_actor
@@ -163,6 +163,8 @@ def test_what_it_needs_is_named():
         build_lore_actor(config, agent.actor, agent.value, num_actions=ACTIONS)
     with pytest.raises(ValueError, match=r"lore.mixer.value_temperature=0.5 .*multiplier_lr=0"):
         LoReConfig(mixer=config.mixer, loss=LossConfig(multiplier_lr=1e-3))
+    with pytest.raises(ValueError, match=r"lore.planner.enabled=True .*value_temperature=null"):
+        LoReConfig(mixer=config.mixer, planner=PlannerConfig(enabled=True))
 
 
 @pytest.mark.gpu

@@ -60,6 +60,16 @@ def test_what_returned_more_or_is_not_known_is_not_imitated(real):
     assert found["loss_lore_dyna"] == 0 and found["lore_dyna"] == 0
 
 
+def test_the_critic_is_not_bounded_by_what_was_really_returned():
+    loss = learner().loss.actor_loss
+    for bound in (loss.least_return, loss.greatest_return):
+        bound.zero_()
+    imagined = latents().set("lambda_target", torch.full((10, 1), 4.9))
+    for value, imitated in ((5.0, 0.0), (0.0, 1.0)):
+        found = loss.imagined_terms(imagined, torch.full((10, 1), value), torch.zeros(10, 1))
+        assert found["lore_dyna"] == imitated
+
+
 def test_only_the_actor_learns_it_and_nothing_else_is_changed():
     sample = returned(-1e6)
     off, off_grads, off_state = update(learner(0.0), sample.clone())

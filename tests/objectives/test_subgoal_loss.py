@@ -68,6 +68,12 @@ def sample(subgoal: int | None = 1) -> TensorDict:
     return drawn
 
 
+@pytest.mark.parametrize("key", [keys.SUBGOAL, keys.REACHED])
+def test_what_replay_did_not_keep_is_named(key):
+    with pytest.raises(KeyError, match=f"no .'next', '{key}'.*SelectTransform"):
+        learner(opinions=False).loss(sample().exclude(("next", key)))
+
+
 def losses(built, drawn):
     torch.manual_seed(3)
     return built.loss(drawn.select(*built.loss.in_keys))

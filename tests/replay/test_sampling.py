@@ -42,6 +42,10 @@ def replay_of(kind, capacity=40, **settings):
     return build_replay(**sizes, seed=3, sampling=sampling)
 
 
+def all_weights(replay):
+    return torch.cat([m.sampler.weights.of(m.sampler)[1] for m in (replay[0], replay[1])])
+
+
 def expected_weights(kind, streams, temperature, ratio):
     """What each record weighs, stream by stream; written down once more, in plain Python."""
     done = [rewards for episodes in streams for rewards in episodes[:-1]]
@@ -143,6 +147,20 @@ def test_a_resumed_replay_draws_what_the_saved_one_would_have(kind):
         replay.extend(records([[[0, 5, 0]], [[0]]]))
     assert (saved.sample() == restored.sample()).all()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_on_steps_ends_an_episode_and_a_resume_does_not(kind):
+    cut, limited = replay_of(kind), replay_of(kind)
+    for replay in (cut, limited):
+        replay.extend(records())
+    running = all_weights(cut)
+    cut.end_streams(truncated_key=None)
+    limited.end_streams()
+    for replay in (cut, limited):
+        replay[0].sampler.weights.stale = True
+    assert torch.equal(all_weights(cut), running)
+    assert not torch.equal(all_weights(limited), running)
 
 
 def test_a_written_record_changes_the_weights():

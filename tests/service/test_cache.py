@@ -77,9 +77,9 @@ def test_a_plan_serves_its_own_situation_alone_and_the_rest_its_abstract_state(a
     cache.put("new", Advice((0.5, 1.0), plan=(1, 1), subgoal="eat"), abstract_state="s")
     assert cache.get("own", "s").plan == (1,) and cache.get("own", "s").valid == (False, True)
     assert cache.get("old", "s").plan == (0,) and cache.get("old", "s").subgoal == ""
-    # Where it has no answer, the latest serves, but for its plan.
-    other = cache.get("other", "s")
-    assert (other.plan, other.subgoal, other.valid) == ((), "eat", ())
+    # Where it has no answer, the latest serves, but for its plan; averaged, all say what is valid.
+    other, valid = cache.get("other", "s"), (True, True) if answers_averaged else ()
+    assert (other.plan, other.subgoal, other.valid) == ((), "eat", valid)
 
 
 def test_elsewhere_an_action_is_invalid_where_all_answers_call_it_so():
@@ -88,6 +88,9 @@ def test_elsewhere_an_action_is_invalid_where_all_answers_call_it_so():
     cache.put("b", Advice((0.0, 1.0, 0.0), valid=(False, True, False)), abstract_state="s")
     assert cache.get("c", "s").valid == (True, True, False)
     assert cache.get("b", "s").valid == (False, True, False)
+    # The step of a plan does not speak of it: neither does it empty the mask, nor lack one.
+    cache.put("d", Advice((0.0, 0.0, 1.0)), abstract_state="s")
+    assert cache.get("c", "s").valid == cache.get("d", "s").valid == (True, True, False)
 
 
 def test_a_second_answer_about_a_situation_brings_its_own_plan():

@@ -151,6 +151,14 @@ def test_a_reset_ends_the_plan():
     assert plan.step(FORWARD, changed=True, things=()) is None
 
 
+def test_a_step_says_nothing_of_what_was_said_of_another_situation():
+    plan = PlanFollower(4)
+    asked = Advice((0.0, 0.0, 3.0), plan=(FORWARD,) * 2, subgoal="exit", valid=(False, True, True))
+    plan.follow(asked)
+    step = plan.step(FORWARD, changed=True, things=())
+    assert step.plan == (FORWARD,) and (step.subgoal, step.valid) == ("", ())
+
+
 def test_the_valid_actions_are_written_and_all_count_where_nothing_is_said():
     batch, _ = follow(PlanForward(2), steps=2, action_mask=True)
     assert batch["llm_action_mask"][0].tolist() == [[False, True, True], [True, True, True]]

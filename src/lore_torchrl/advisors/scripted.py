@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lore_torchrl.advisors.base import Advice, AdviceRequest, check
+from lore_torchrl.advisors.base import LONGEST_PLAN, Advice, AdviceRequest, check
 
 Planner = Callable[[AdviceRequest], Sequence[float] | None]
 
@@ -27,9 +27,9 @@ class ScriptedAdvisor:
             :math:`|c|`, else a uniformly random one. Default: ``1.0``.
         sharpness: Logit of the action advised. Default: ``3.0``.
         confidence: Confidence that its advice claims, from 0 to 1. Default: ``1.0``.
-        plan_length: Longest plan given, the planner's ``plan(request, length)`` where the best
-            action is advised; where a worst action is, that again and again. Default: ``0``,
-            none.
+        plan_length: Longest plan given, at most 64, the planner's ``plan(request, length)`` where
+            the best action is advised; where a worst action is, that again and again. Default:
+            ``0``, none.
         subgoals: Whether to name a subgoal, the planner's ``subgoal(request)``, where the best
             action is advised. Default: ``False``.
         valid_actions: Whether to say which actions are of any use, the planner's
@@ -59,8 +59,8 @@ class ScriptedAdvisor:
         rule = "positive and finite; a negative competence advises against the best action"
         check(0.0 < sharpness < math.inf, "sharpness", sharpness, rule)
         check(0.0 <= confidence <= 1.0, "confidence", confidence, "from 0 to 1")
-        rule = "0 or more, and the planner needs a plan()"
-        fits = plan_length == 0 or (plan_length > 0 and hasattr(planner, "plan"))
+        rule = f"0 to {LONGEST_PLAN}, and the planner needs a plan()"
+        fits = plan_length == 0 or (0 < plan_length <= LONGEST_PLAN and hasattr(planner, "plan"))
         check(fits, "plan_length", plan_length, rule)
         rule = "the planner needs a subgoal()"
         check(not subgoals or hasattr(planner, "subgoal"), "subgoals", subgoals, rule)

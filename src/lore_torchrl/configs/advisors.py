@@ -25,7 +25,7 @@ class ScriptedAdvisorConfig(Settings, prefix="advisor"):
     sharpness: float = setting(3.0, "Logit of the recommended action; the others get 0.", gt=0)
     confidence: float = setting(1.0, "Confidence that it claims.", ge=0, le=1)
     plan_length: int = setting(
-        0, "Longest plan given with the best action, or with the worst; 0 for none.", ge=0
+        0, "Longest plan given with the best action, or with the worst; 0 for none.", ge=0, le=64
     )
     subgoals: bool = setting(False, "Whether the planner's subgoal is given with it.")
     valid_actions: bool = setting(

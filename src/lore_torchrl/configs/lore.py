@@ -362,6 +362,7 @@ class PlannerConfig(Settings, prefix="lore.planner"):
         "Weight of imitating first steps of imagined trajectories that are worth more than the "
         "critic and the real return from there; needs `loss.imitation_weight`, no planner.",
         ge=0,
+        lt=math.inf,
     )
 
     def __post_init__(self) -> None:
@@ -478,6 +479,9 @@ class LoReConfig(Settings, prefix="lore"):
         rule = "its plans would never act: set lore.gate.beta_max and lore.mixer.max_kl above 0"
         acts = not self.planner.enabled or min(self.gate.beta_max, self.mixer.max_kl) > 0
         self.planner.require(acts, "enabled", rule)
+        rule = "its plans act in place of the gated advice: set lore.mixer.value_temperature=null"
+        both = self.planner.enabled and self.mixer.value_temperature is not None
+        self.planner.require(not both, "enabled", rule)
         rule = "TD errors would lack the bonus: set lore.calls.td_spike=null"
         told = not self.subgoal.enabled or self.calls.td_spike is None
         self.calls.require(told, "td_spike", rule)

@@ -115,8 +115,8 @@ def build_acting_env(
     # What is no TransformedEnv yet becomes one.
     env = env.append_transform(InitTracker())
     primers = agent.primers()
-    if evaluation and keys.SUBGOAL in agent.observed:
-        primers[keys.SUBGOAL] = Unbounded((len(subgoals_of_run(config, adapter)),))
+    if evaluation and agent.num_subgoals is not None:
+        primers[keys.SUBGOAL] = Unbounded((agent.num_subgoals,))
     env = env.append_transform(
         TensorDictPrimer(primers, random=False, default_value=0, expand_specs=True)
     )
@@ -193,7 +193,7 @@ def build_acting(
 
 
 def idle_channels(config: TrainConfig) -> list[str]:
-    """Return a warning for each channel that is on though the advisor supplies nothing for it."""
+    """Return a warning for each channel that is on though no answer can supply anything for it."""
     lore, advisor = config.lore, config.advisor
     wanted = {
         "plan": lore.calls.plan_horizon > 0,
@@ -202,19 +202,26 @@ def idle_channels(config: TrainConfig) -> list[str]:
     }
     if not any(wanted.values()):
         return []
+    calls = lore.calls
+    if calls.budget == 0 or lore.gate.beta_max < calls.min_beta:
+        names = ", ".join(name for name, on in wanted.items() if on)
+        return [
+            f"No call will be made, and nothing new comes through the channel of {names}: it takes "
+            "lore.calls.budget above 0, and lore.calls.min_beta of at most lore.gate.beta_max."
+        ]
     path = "advisor"
     while inner := next((name for name in ("advisor", "before") if hasattr(advisor, name)), None):
         advisor, path = getattr(advisor, inner), f"{path}.{inner}"
     if isinstance(advisor, ScriptedAdvisorConfig):
         given = {
-            "plan": advisor.plan_length > 0,
-            "subgoal": advisor.subgoals,
+            "plan": advisor.plan_length > 0 and advisor.competence != 0.0,
+            "subgoal": advisor.subgoals and advisor.competence > 0.0,
             "valid_actions": advisor.valid_actions and advisor.competence >= 0.0,
         }
         how = {
-            "plan": f"{path}.plan_length=16",
-            "subgoal": f"{path}.subgoals=true",
-            "valid_actions": f"{path}.valid_actions=true and {path}.competence of 0 or more",
+            "plan": f"{path}.plan_length=16 and a {path}.competence other than 0",
+            "subgoal": f"{path}.subgoals=true and a {path}.competence above 0",
+            "valid_actions": f"{path}.valid_actions=true and a {path}.competence of 0 or more",
         }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}

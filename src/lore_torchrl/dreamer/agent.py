@@ -84,6 +84,7 @@ class DreamerAgent:
         observed: What the agent sees of an observation: ``observation``, ``frame``, or both, and
             ``llm_features`` with their mask, ``llm_subgoal``.
         action_bounds: Lowest and highest continuous action, each ``[A]``. Default: ``None``.
+        num_subgoals: Subgoals that the agent sees. Default: ``None``, it sees none.
     """
 
     world_model: TensorDictSequential
@@ -98,6 +99,7 @@ class DreamerAgent:
     num_actions: int
     observed: tuple[str, ...]
     action_bounds: tuple[Tensor, Tensor] | None = None
+    num_subgoals: int | None = None
 
     def policy(
         self, actor: TensorDictModuleBase | None = None, *after: TensorDictModuleBase
@@ -330,4 +332,5 @@ def build_agent(
         num_actions=num_actions,
         observed=(*encoders, *([keys.FEATURES_MASK] if features_dim is not None else ())),
         action_bounds=action_bounds,
+        num_subgoals=num_subgoals,
     )

@@ -62,6 +62,7 @@ class HealthMonitor:
             then name no advisor. Default: ``1.0``.
         multiplier_max: Largest :math:`\lambda`; ``0`` switches ``kl_over_delta`` off.
             Default: ``0.0``.
+        bonus_max: Most that bonuses add to the return that the critic learns. Default: ``0.0``.
     """
 
     config: HealthConfig
@@ -70,6 +71,7 @@ class HealthMonitor:
     total_steps: int
     beta_max: float = 1.0
     multiplier_max: float = 0.0
+    bonus_max: float = 0.0
     _memory: _Memory = field(default_factory=_Memory, init=False)
 
     def observe(
@@ -152,7 +154,8 @@ class HealthMonitor:
                 f"{memory.best_return:.2f}. Raise dreamer.slow_critic_weight, or lower "
                 "dreamer.imagination_horizon."
             )
-            wrong = value > max(memory.best_return, 0.0) + c.value_margin
+            best = max(memory.best_return, 0.0) + self.bonus_max
+            wrong = value > best + c.value_margin
             yield "value_overconfidence", wrong, c.patience, message
 
         # Where every step costs, a success may return no more than 0.
@@ -218,13 +221,14 @@ def build_health(c: TrainConfig, steps: int, agent: DreamerAgent) -> HealthMonit
     if not c.health.enabled:
         return None
     # The differential entropy of a continuous policy has no scale to take a share of.
-    discrete, loss = agent.action_bounds is None, c.lore.loss
+    discrete, loss, subgoal = agent.action_bounds is None, c.lore.loss, c.lore.subgoal
     return HealthMonitor(
         c.health if discrete else replace(c.health, entropy_share=None),
         num_actions=agent.num_actions,
         total_steps=steps,
         beta_max=c.lore.gate.beta_max if c.lore.enabled else 0.0,
         multiplier_max=loss.multiplier_max if c.lore.enabled and loss.multiplier_lr else 0.0,
+        bonus_max=subgoal.episode_budget if c.lore.enabled and subgoal.enabled else 0.0,
     )
 
 

@@ -351,8 +351,9 @@ def _restore(run: Run, path: Path) -> None:
     trainer.load_from_file(path)
     for name, value in settings.items():
         buffers[name].copy_(value)
-    # Episodes under way are not restored: their streams end here, environments restart.
-    run.replay_hook.replay.end_streams()
+    # Episodes under way are not restored: their streams end here, environments restart. What is
+    # done and neither terminated nor truncated is how readers of replay know a cut episode.
+    run.replay_hook.replay.end_streams(truncated_key=None)
     RunCheckpoint(random=GlobalRNGState()).load(path, components={"random"})
     if trainer.progress_bar:
         trainer.register_op("setup", lambda: _advance_bar(trainer))

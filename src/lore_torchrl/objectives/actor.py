@@ -432,7 +432,7 @@ class LoReActorLoss(LossModule):
         Returns:
             ``loss_lore_dyna`` and ``lore_dyna``, the fraction of starts whose step is imitated.
         """
-        expected = torch.maximum(self.bounded(value), real)
+        expected = torch.maximum(value, real)
         scale, threshold = self.return_scale(), self.config.imitation_threshold
         target = imagined.get("lambda_target")
         weight = imitation_weight(target, expected, scale=scale, threshold=threshold).squeeze(-1)

@@ -115,12 +115,12 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if head is not None:
             # Nothing is to be reached from a state that ends an episode.
             open_ = ~sample.get(("next", self.value_loss.tensor_keys.done))
-            actor_loss.subgoal = (sample.get(("next", keys.SUBGOAL)) * open_).flatten(0, 1)
+            actor_loss.subgoal = (self._kept(sample, keys.SUBGOAL) * open_).flatten(0, 1)
         result = super().forward(sample)
         context = result.get(self.tensor_keys.replay_context)
         if head is not None:
             latent = (context.get(key) for key in (self.tensor_keys.state, self.tensor_keys.belief))
-            result.update(head.loss(*latent, sample.get(("next", keys.REACHED))))
+            result.update(head.loss(*latent, self._kept(sample, keys.REACHED)))
         if actor_loss.disagreement is not None:
             latent = (context.get(key) for key in (self.tensor_keys.state, self.tensor_keys.belief))
             is_init = sample.get(self.tensor_keys.is_init)
@@ -197,6 +197,17 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         """Return the recorded actions; DreamerV1's actor loss has no name for them."""
         return sample.get(getattr(self.actor_loss.actor_loss.tensor_keys, "action", "action"))
 
+    def _kept(self, sample: TensorDictBase, key: str) -> Tensor:
+        """Return an entry that the transforms of LoRe write and replay has to keep."""
+        value = sample.get(("next", key), None)
+        if value is None:
+            raise KeyError(
+                f"The sample has no {('next', key)!r}. Is the advice transform on the "
+                "environment that collects (env = lore.advise(env))? Then keep the entries in "
+                "replay: add them to the collector's SelectTransform and to the warm-up sample."
+            )
+        return value
+
     def _advised(self, context: TensorDictBase, sample: TensorDictBase) -> TensorDictBase:
         """Put the posterior states and the advice that belongs to them into one tensordict."""
         actor_keys = self.actor_loss.tensor_keys
@@ -206,15 +217,9 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         loss = self.actor_loss
         needed = loss.advised or loss.corrects or loss.prior_net is not None
         for key in self._advice_keys:
-            value = sample.get(("next", key), None)
-            if value is None and not needed:
+            if ("next", key) not in sample.keys(True) and not needed:
                 continue  # imitation needs no advice
-            if value is None:
-                raise KeyError(
-                    f"The sample has no {('next', key)!r}. Is the advice transform on the "
-                    "environment that collects (env = lore.advise(env))? Then keep the entries in "
-                    "replay: add them to the collector's SelectTransform and to the warm-up sample."
-                )
+            value = self._kept(sample, key)
             if key == keys.MASK:
                 value = value.reshape(*sample.batch_size, 1)
             advised.set(key, value)

@@ -11,7 +11,8 @@ from torchrl.data import SliceSampler, Storage
 from lore_torchrl import keys
 from lore_torchrl.keys import raw_reward
 
-_READ = ("is_init", ("next", "reward"), ("next", keys.RAW_REWARD), ("next", "done"))
+_ENDS = (("next", "terminated"), ("next", "truncated"))
+_READ = ("is_init", ("next", "reward"), ("next", keys.RAW_REWARD), *_ENDS)
 
 
 def record_weights(
@@ -76,8 +77,9 @@ def record_weights(
 class SequenceWeights:
     """Weights of the sequences of several streams: each the mean of its records' weights.
 
-    They are read from replay itself (``is_init`` and, under ``"next"``, ``reward`` and ``done``),
-    so that a resumed run goes on with the same ones. A sequence may cross episode ends.
+    They are read from replay itself (``is_init`` and, under ``"next"``, ``reward``, ``terminated``
+    and ``truncated``), so that a resumed run goes on with the same ones. A sequence may cross
+    episode ends. An episode that a resume cut off, ``done`` and neither of the two, has no end.
 
     Keyword Args:
         **settings: ``kind``, ``temperature`` and ``ratio`` of :func:`record_weights`.
@@ -120,8 +122,8 @@ class SequenceWeights:
         samplers, slots, parts = zip(*runs, strict=True)
         lengths = [len(part) for part in parts]
         records = torch.cat(parts)
-        following = records.get("next")
-        reward, done = raw_reward(following).reshape(-1), following.get("done").reshape(-1)
+        reward = raw_reward(records.get("next")).reshape(-1)
+        done = sum(records.get(end) for end in _ENDS).bool().reshape(-1)
         is_init = records.get("is_init").reshape(-1)
         first = is_init.clone()
         first[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = True

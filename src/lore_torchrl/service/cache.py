@@ -224,10 +224,10 @@ class AdviceCache:
             serving = self._serving(key, abstract_state)
             answers = [self._entries[other].advice for other in serving]
             extras = read_extras(advice.extras())
-            if "valid" in extras and not self._is_own(found, key):
-                # Invalid is what every answer calls so.
-                valid = zip(*(answer.valid for answer in answers), strict=False)
-                extras["valid"] = tuple(map(any, valid))
+            spoken = [answer.valid for answer in answers if answer.valid]
+            if spoken and not (advice.valid and self._is_own(found, key)):
+                # Invalid is what every answer that speaks of it calls so; a plan's step does not.
+                extras["valid"] = tuple(map(any, zip(*spoken, strict=False)))
             advice = replace(average(answers), **extras)
         # The steps of a plan are those of one situation.
         return advice if self._is_own(found, key) else replace(advice, plan=())

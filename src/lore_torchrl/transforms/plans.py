@@ -14,8 +14,9 @@ class PlanFollower:
 
     While each planned action is taken and changes the situation, the next one is what the
     advisor says of the situation reached: the logit 3 for it, 0 for the others, with the answer's
-    confidence and the rest of the plan. The plan ends where another action is taken, where the
-    situation stays as it was, and where a thing comes into view that the episode has not shown.
+    confidence and the rest of the plan, without subgoal and valid actions. The plan ends where
+    another action is taken, where the situation stays as it was, and where a thing comes into
+    view that the episode has not shown.
 
     Args:
         horizon: Steps of a plan that are followed, the answer's own included, at least 1.
@@ -48,7 +49,8 @@ class PlanFollower:
         rest = advice.plan[1:]
         logits = [0.0] * len(advice.logits)
         logits[rest[0]] = NAMED_ACTION_LOGIT
-        return replace(advice, logits=tuple(logits), plan=rest, valid=())
+        # Subgoal and valid actions are those of the situation that was asked about.
+        return replace(advice, logits=tuple(logits), plan=rest, valid=(), subgoal="")
 
     def follow(self, advice: Advice | None) -> None:
         """Take the plan of the advice that the row got; without one there is nothing to follow."""
