@@ -159,6 +159,7 @@ def test_a_damaged_row_is_skipped_counted_and_named_once(path, warnings, damage)
         assert service.state_dict()["cache"]["entries"][0][0] == "wall"
         # A new answer takes the damaged row's place.
         assert ask(service, [request("door")]) == [GOOD]
+    assert len(warnings) == 1, warnings
     (line,) = warnings
     assert f"{path}, row 2 of advice, key {row['key']!r}: " in line
     if row["key"] == "door":
