@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 pytest.importorskip("minigrid")
 
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, PendulumEnv, TensorDictPrimer
 from torchrl.envs.utils import ExplorationType
@@ -305,3 +308,28 @@ def test_advice_that_was_not_restored_is_told_of(env_and_agent, restored, monkey
         collector.shutdown(close_env=False)
     assert len(told) == (0 if restored else 1)
     assert restored or "budget starts over" in told[0]
+
+
+def test_a_critic_in_several_parts_reaches_the_gate(env_and_agent):
+    env, agent = env_and_agent
+    body = TensorDictModule(torch.nn.LazyLinear(8), ["state"], ["h"])
+    logits = TensorDictModule(torch.nn.LazyLinear(255), ["h"], ["state_value_logits"])
+    decode = TensorDictModule(lambda x: x.mean(-1, keepdim=True), ["state_value_logits"], ["v"])
+    agent = replace(agent, value=TensorDictSequential(body, logits, decode))
+    with make(agent, LoReConfig(gate=GateConfig(value_weight=1.0))) as lore:
+        assert next(iter(collect(lore.advise(env), agent.policy(lore.policy()))))["lore_kl"].any()
+
+
+@pytest.mark.parametrize(("old", "new"), [("reward", "rew"), ("done", ("agent", "done"))])
+def test_an_environment_whose_results_the_bandit_cannot_read_is_refused(env_and_agent, old, new):
+    env, agent = env_and_agent
+    with make(agent) as lore:
+        keys = {"reward_keys": env.reward_keys, "done_keys": env.done_keys}
+        name = f"{old}_keys"
+        fake = SimpleNamespace(
+            batch_size=env.batch_size,
+            observation_spec=env.observation_spec,
+            **{**keys, name: [new if key == old else key for key in keys[name]]},
+        )
+        with pytest.raises(ValueError, match=rf"reads \['{old}'\].*RenameTransform"):
+            lore.advise(fake)

@@ -239,7 +239,8 @@ class LoRe:
                 :attr:`actor` acts in every segment. Default: ``None``, the one that trains.
 
         Raises:
-            ValueError: If ``env`` has no batch size, or asks for advice already.
+            ValueError: If ``env`` has no batch size, asks for advice already, or writes its reward
+                or its ends under names that the bandit does not read.
         """
         if not env.batch_size:
             raise ValueError("Advice is given to rows: wrap the environment in SerialEnv(1, make).")
@@ -250,6 +251,13 @@ class LoRe:
         if describer is not None:
             return env.append_transform(self.transform(describer))
         if self.bandit is not None:
+            own = {"reward": env.reward_keys, "done": env.done_keys}
+            wrong = {name: found for name, found in own.items() if name not in found}
+            if wrong:
+                raise ValueError(
+                    f"The bandit reads {list(wrong)}, and the environment writes {wrong}: rename "
+                    "them (RenameTransform), or set bandit.enabled=false."
+                )
             env = env.append_transform(self.bandit.primer())
             if "step_count" not in set(env.observation_spec.keys(True, True)):
                 env = env.append_transform(StepCounter())
@@ -531,6 +539,10 @@ def build_lore_actor(
     with torch.random.fork_rng(devices=cuda):
         gate = UncertaintyGate(**vars(c.gate))
         kind = policy_kind(actor, anchors, scale_range=scale_range, min_scale=c.mixer.min_scale)
+        if isinstance(kind, GaussianPolicy) and len(kind.actions) != num_actions:
+            raise ValueError(
+                f"Each named action needs an anchor: got {len(kind.actions)} for {num_actions}."
+            )
         aligner = TemperatureAligner(**vars(c.temperature))
         mixer = LogitMixer(
             kind,
@@ -698,6 +710,7 @@ def advice_stats(service: AdviceService, late: LateAdvice | None = None) -> dict
 
 
 def _logits_of(critic: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
-    """Return the part of a critic that writes its logits: their decoding is not wanted."""
-    parts = critic if isinstance(critic, TensorDictSequential) else (critic,)
-    return next((part for part in parts if key in part.out_keys), critic)
+    """Return a critic up to the part that writes its logits: their decoding is not wanted."""
+    parts = list(critic) if isinstance(critic, TensorDictSequential) else [critic]
+    last = next((index for index, part in enumerate(parts) if key in part.out_keys), 0)
+    return parts[0] if last == 0 else TensorDictSequential(*parts[: last + 1])

@@ -210,6 +210,37 @@ def test_chat_templates_are_used_where_there_is_one():
         LocalAdvisor(make_model(), tokenizer=make_tokenizer(), chat=True)
 
 
+def test_the_task_is_told_where_neither_description_nor_template_names_it(tokenizer):
+    advisor = LocalAdvisor(make_model(), tokenizer=tokenizer)
+    assert advisor.prompt_text(ask(mission="go")).startswith("Mission: go\n\na key ahead\n\n")
+    assert advisor.prompt_text(ask(mission="a key")).startswith("a key ahead\n\n")
+
+
+def test_an_end_that_the_template_writes_is_no_part_of_the_answer():
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    ended = LocalAdvisor(make_model(), tokenizer=make_tokenizer(chat_template=template))
+    encoded = ended.encode(ask())
+    assert all(tokens[start - 1] == 1 and 1 not in tokens[start:] for tokens, start in encoded)
+
+
+def test_a_folder_may_be_a_path_or_begin_at_home(tokenizer, tmp_path, monkeypatch):
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = [LocalAdvisor(where, device="cpu") for where in (tmp_path / "model", "~/model")]
+    assert found[0].cache_prefix == found[1].cache_prefix
+    assert answers(found[0], ask()) == answers(found[1], ask())
+
+
+def test_models_of_other_weights_have_another_prefix(tokenizer):
+    model = make_model()
+    before = LocalAdvisor(model, tokenizer=tokenizer).cache_prefix
+    other = LocalAdvisor(make_model(seed=1), tokenizer=tokenizer).cache_prefix
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.1)
+    assert len({before, other, LocalAdvisor(model, tokenizer=tokenizer).cache_prefix}) == 3
+
+
 def test_answers_of_other_settings_have_another_prefix():
     model, tokenizer = make_model(), make_tokenizer()
     settings = [

@@ -65,6 +65,16 @@ def test_each_episode_starts_with_its_first_observation():
     assert records.get("unwanted", None) is None
 
 
+def test_without_truncated_it_is_an_end_that_is_not_terminated():
+    given = batch()
+    given["next", "terminated"][0] = False
+    given["next"].pop("truncated")
+    records = stream_records(given)["next"]
+    assert torch.equal(records["truncated"], records["done"] & ~records["terminated"])
+    assert records["truncated"].any() and records["terminated"].any()
+    assert "truncated" not in given["next"]
+
+
 def test_advice_stays_with_its_observation():
     records = stream_records(batch(), ("observation", keys.PRIOR_LOGITS))
     observed = records["next", "observation"]

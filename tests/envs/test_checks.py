@@ -9,7 +9,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from torchrl.envs import DTypeCastTransform, ExcludeTransform, UnsqueezeTransform
+from torchrl.envs import (
+    DTypeCastTransform,
+    ExcludeTransform,
+    RenameTransform,
+    UnsqueezeTransform,
+)
 
 from lore_torchrl.envs.adapter import MemorylessDescriber, build_adapter, sample_request
 from lore_torchrl.envs.batch import row_seed
@@ -57,6 +62,10 @@ def cast(key, before, after):
         ({"key": "other"}, f"'{KEY}' is not what cache_key"),
         ({"actions": ("a", "b", "c", "d")}, r"actions .* are not its own"),
         ({"env": lambda env: env.base_env}, "no entry 'success'"),
+        (
+            {"env": lambda env: env.append_transform(RenameTransform(["reward"], ["rew"]))},
+            "no entry 'reward', which every run reads",
+        ),
         (
             {"env": cast("success", torch.bool, torch.float32)},
             r"'success' must be torch.bool \[N, 1\], got torch.float32 \[N, 1\]",

@@ -309,6 +309,9 @@ def test_methods_of_several_budgets_have_a_frontier(tmp_path, monkeypatch):
     assert drawn["frontier"][1] == [("LoRe", [[10.0, 0.25], [25.0, 0.5]])]
     assert [lines["stock"] for lines in across["frontier"]] == [1.0, 0.5]
     assert not any("LoRe 10" in lines for lines in across["frontier"])
+    # A method may have no run in another experiment yet.
+    more = [record("f", "LoRe 25", **many), record("f", "LoRe 10", **few)]
+    assert "frontier" in save_figures(tmp_path, Study([*runs, *more]))
     drawn.clear()
     # As many calls, or a name that stands alone: there is none.
     save_figures(tmp_path, Study([record("e", f"half {n}", **many) for n in (0, 1)]))

@@ -73,6 +73,66 @@ def observed(n=N, **kwargs):
     return observed_states(n, A, (STATE, BELIEF), **kwargs)
 
 
+class TwoWays(nn.Linear):
+    """Takes its inputs by name, and has a second way to be called."""
+
+    def __init__(self):
+        super().__init__(STATE + BELIEF, A)
+
+    def forward(self, *, belief, state):
+        return super().forward(torch.cat((state, belief), -1))
+
+    def negative(self, state, belief):
+        return -super().forward(torch.cat((state, belief), -1))
+
+
+NAMED = {"belief": "belief", "state": "state"}
+UNUSUAL = {
+    "inputs by name": lambda net: TensorDictModule(net, NAMED, ["logits"], out_to_in_map=True),
+    "another method": lambda net: TensorDictModule(
+        net, ["state", "belief"], ["logits"], method="negative"
+    ),
+}
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
+def test_an_actor_is_called_as_it_was_built(make, hooked):
+    net, calls = make(TwoWays()), []
+    if hooked:
+        net.register_forward_hook(lambda *_: calls.append(1))
+    stock = ProbabilisticTensorDictSequential(net, plain_actor()[-1])
+    td = observed(50, mask=False)
+    (mine, _), (theirs, _) = run(LoReActor(stock, open_gate(), LogitMixer()), td), run(stock, td)
+    assert torch.equal(mine["action"], theirs["action"]) and len(calls) == 2 * hooked
+
+
+def test_outside_of_a_collector_it_is_as_random_as_the_stock_actor():
+    stock = plain_actor()
+    stock[-1].default_interaction_type = ExplorationType.DETERMINISTIC
+    td = observed(50, mask=False)
+    actor = LoReActor(stock, open_gate(), LogitMixer())
+    with torch.no_grad():
+        assert torch.equal(actor(td.clone())["action"], stock(td.clone())["action"])
+
+
+def test_a_head_that_it_cannot_serve_is_refused():
+    stock = plain_actor()
+    for changes, message in (
+        ({"out_keys": ["act"]}, "must write 'action'"),
+        ({"distribution_class": torch.distributions.Categorical}, "must be one-hot"),
+    ):
+        settings = {
+            "in_keys": ["logits"],
+            "out_keys": ["action"],
+            "distribution_class": OneHotCategorical,
+        }
+        head = ProbabilisticTensorDictModule(**settings | changes)
+        other = ProbabilisticTensorDictSequential(stock[0], head)
+        with pytest.raises(ValueError, match=message):
+            LoReActor(other, open_gate(), LogitMixer())
+
+
 class TestEqualsStock:
     @ACTORS
     @pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC, None])

@@ -94,3 +94,10 @@ def test_choices_are_the_fractions_of_actions_nearest_to_each_anchor():
     two = build([[-1.0, 0.0], [1.0, 0.0]])
     even = two.choices(Gaussian(torch.zeros(2), torch.tensor([0.3, 9.0])))
     torch.testing.assert_close(even, torch.tensor([0.5, 0.5]), atol=1e-3, rtol=0)
+
+
+def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"bounds must be numbers or \[A\].*got low \[1, 2\]"):
+        build(bounds=(torch.full((1, 2), -2.0), torch.full((1, 2), 2.0)))
+    with pytest.raises(ValueError, match="policy has 1 dimensions, the anchors 2"):
+        build().read(torch.zeros(3, 1), torch.ones(3, 1))

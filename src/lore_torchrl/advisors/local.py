@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Sequence
 from itertools import islice, zip_longest
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class LocalAdvisor:
         device: Where the model runs. Default: for a path, CUDA where there is one; for a
             model, where it is.
         dtype: Parameters' type, such as ``"bfloat16"``. Default: as they are stored.
-        prompt: Template; ``{description}``, ``{mission}`` and ``{actions}`` are filled in.
+        prompt: Template; ``{description}``, ``{mission}`` and ``{actions}`` are filled in. The
+            mission stands before a description that does not name it, unless the template does.
             Default: ``DEFAULT_PROMPT``, description, actions, and a question.
         chat: Whether the prompt goes through the tokenizer's chat template.
             Default: ``None``, if it has one.
@@ -73,7 +75,7 @@ class LocalAdvisor:
 
     def __init__(
         self,
-        model: str | Any,
+        model: str | PathLike[str] | Any,
         *,
         tokenizer: Any = None,
         device: str | torch.device | None = None,
@@ -89,7 +91,8 @@ class LocalAdvisor:
         check(max_sequences >= 1, "max_sequences", max_sequences, "at least 1")
         prompt = DEFAULT_PROMPT if prompt is None else prompt
         _check_prompt(prompt)
-        if device is None and isinstance(model, str):
+        loaded = isinstance(model, str | PathLike)
+        if device is None and loaded:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = _dtype(dtype)
         model, self.tokenizer = _load(model, tokenizer, dtype)
@@ -97,6 +100,8 @@ class LocalAdvisor:
         if device is not None or dtype is not None:
             self.model.to(device=device, dtype=dtype)
         self.model_name = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
+        # A model that was handed over may have been trained since it had its name.
+        self._weights = "" if loaded else _fingerprint(self.model)
         template = getattr(self.tokenizer, "chat_template", None)
         if chat and not template:
             raise ValueError(
@@ -123,6 +128,7 @@ class LocalAdvisor:
         dtype = next(self.model.parameters()).dtype
         parts = (self.prompt, self.chat, self.length_normalized, self.max_tokens)
         settings = "\0".join(map(str, (self.model_name, dtype, *parts)))
+        settings += self._weights
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:
@@ -148,9 +154,10 @@ class LocalAdvisor:
     def prompt_text(self, request: AdviceRequest) -> str:
         """Return what the model reads before the action."""
         actions = ", ".join(request.actions)
-        text = self.prompt.format(
-            description=request.description, mission=request.mission, actions=actions
-        )
+        situation, mission = request.description, request.mission
+        if mission and mission not in situation and "{mission}" not in self.prompt:
+            situation = f"Mission: {mission}\n\n{situation}"
+        text = self.prompt.format(description=situation, mission=mission, actions=actions)
         if not self.chat:
             return text
         return self.tokenizer.apply_chat_template(
@@ -165,8 +172,10 @@ class LocalAdvisor:
         texts = [prompt, *(f"{prompt}{space}{action}" for action in request.actions)]
         # A chat template writes the special tokens itself.
         encoded = self.tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]
-        # Special tokens after the text would come between the prompt and the action.
-        before, *actions = (_without_end(tokens, self.tokenizer) for tokens in encoded)
+        if not self.chat:
+            # Special tokens after the text would come between the prompt and the action.
+            encoded = [_without_end(tokens, self.tokenizer) for tokens in encoded]
+        before, *actions = encoded
         # An action may merge with the prompt's end into one token. Scored from where the
         # first of them parts from the prompt, all actions explain the same characters. The
         # model predicts nothing before it has read a token.
@@ -260,6 +269,7 @@ def _load(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, A
         raise ImportError(
             "LocalAdvisor runs models with transformers: pip install 'lore-torchrl[local]'."
         ) from err
+    model, tokenizer = map(_path, (model, tokenizer))
     if isinstance(model, str):
         if model.startswith(("/", ".", "~")) and not Path(model).exists():
             raise FileNotFoundError(f"model={model!r}: there is no such folder.")
@@ -275,6 +285,24 @@ def _load(model: Any, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, A
     if isinstance(tokenizer, str):
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer)
     return model, tokenizer
+
+
+def _path(source: Any) -> Any:
+    """Return a path as transformers reads it; anything else as it is."""
+    if not isinstance(source, str | PathLike):
+        return source
+    source = fspath(source)
+    return str(Path(source).expanduser()) if source.startswith("~") else source
+
+
+@torch.no_grad()
+def _fingerprint(model: torch.nn.Module) -> str:
+    """Return what tells a model's weights from others: a hash of some of each parameter."""
+    some = [
+        parameter.flatten()[:: max(1, parameter.numel() // 64)] for parameter in model.parameters()
+    ]
+    values = torch.cat([part.float().cpu() for part in some]).numpy().tobytes()
+    return hashlib.blake2b(values, digest_size=6).hexdigest()
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

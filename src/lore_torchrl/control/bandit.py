@@ -20,8 +20,8 @@ from lore_torchrl.configs.lore import BanditConfig
 # as one segment. And the largest return, of which sums and spans stay finite.
 _LEAST_BASELINE, _LARGEST_RETURN = 0.05, 1e30
 _OWN_STREAM = 1 << 32
-# Policy steps in training within which some segment must have been observed.
-_LEARNS_WITHIN = 1_000
+# Policy steps in training, more than a collector's batch has, within which some must be observed.
+_LEARNS_WITHIN = 4_000
 
 
 class AdviceBandit(TensorDictModuleBase):

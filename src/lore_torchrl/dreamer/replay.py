@@ -39,13 +39,18 @@ def stream_records(
     Args:
         batch: Collector output ``[E, T]`` with ``action``, ``is_init``, the policy's
             posterior ``state`` and ``belief``, the ``observed_keys`` at the root and under
-            ``"next"``, and reward and end flags under ``"next"``.
+            ``"next"``, and reward and end flags under ``"next"``; without ``truncated`` what is
+            done and not terminated is truncated.
         observed_keys: Entries that describe an observation (advice belongs to them).
 
     Returns:
         Records ``[N]``, ordered by environment and time, with ``env_index``.
     """
     num_envs, num_steps = batch.batch_size
+    following = batch.get("next")
+    if following.get("truncated", None) is None:
+        ends = following.get("done") & ~following.get("terminated")
+        batch = batch.copy().set(("next", "truncated"), ends)
     next_keys = [unravel_key(("next", key)) for key in (*observed_keys, *_OUTCOME_KEYS)]
     transitions = batch.select(*_TRANSITION_KEYS, *next_keys)
     position = torch.arange(num_envs * num_steps, device=batch.device).reshape(batch.batch_size)

@@ -57,7 +57,7 @@ def check_adapter(
     readers = dict.fromkeys(getattr(adapter, "episode_keys", ()), "summarize_episodes()")
     if readers and not hasattr(adapter, "summarize_episodes"):
         raise TypeError(f"{name} has episode_keys, but no summarize_episodes() that reads them.")
-    readers["success"] = "every run"
+    readers |= dict.fromkeys(("success", "reward", "done", "terminated"), "every run")
     if advised:
         describer = adapter.make_describer(memory=memory, image=image)
         readers |= dict.fromkeys(describer.in_keys, type(describer).__name__)
@@ -101,7 +101,7 @@ def _check_specs(env: EnvBase, readers: Mapping[str, str], name: str) -> Sizes:
             "single environments in a SerialEnv."
         )
     specs, actions = env.full_observation_spec, env.action_spec
-    known = {*specs.keys(True, True), "reward", "done", "terminated"}
+    known = {*specs.keys(True, True), *env.reward_keys, *env.done_keys}
     for key, reader in readers.items():
         if key not in known:
             raise ValueError(f"{name}: the environment has no entry {key!r}, which {reader} reads.")

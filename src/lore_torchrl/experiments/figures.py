@@ -216,11 +216,11 @@ def _frontier(figure: Figure, study: Study) -> None:
                 each.errorbar(x, middle, spread, label=literal(name), **style)
                 calls |= {round(number) for number in methods}
             for number, method in enumerate(study.methods, len(found)):
-                ends = study.curves(experiment, method, metric)[1][:, -1:]
+                shared, values = study.curves(experiment, method, metric)
                 called = any(r.last("advice/calls") for r in study.runs(experiment, method))
-                if ends.size and not called:
+                if len(shared) and not called:
                     style = {"color": method_color(number), "label": literal(method)}
-                    each.axhline(interquartile_mean(ends[:, 0]), **style)
+                    each.axhline(interquartile_mean(values[:, -1]), **style)
             _reference_lines(each, study, experiment, metric)
             each.set(title=literal(experiment), ylim=_UNIT if "success" in metric else None)
             each.set(xlabel=_CALLS["advice/calls"], xscale="log")

@@ -44,11 +44,23 @@ def _run(
     A plain module that writes nothing else is called without its tensordict wrapper, whose write
     looks for optional packages on disk each time (tensordict 0.14): twice the network's cost.
     """
-    if type(module) is TensorDictModule and list(module.out_keys) == out_keys:
+    if _is_plain(module) and list(module.out_keys) == out_keys:
         output = module.module(*(tensordict.get(key) for key in module.in_keys))
         return output if isinstance(output, tuple) else (output,)
     output = module(tensordict)
     return tuple(output.get(key) for key in out_keys)
+
+
+def _is_plain(module: TensorDictModuleBase) -> bool:
+    """Whether a module is called with its inputs in their order, and nothing else happens."""
+    return type(module) is TensorDictModule and not (
+        module.method
+        or module.method_kwargs
+        or module._get_kwargs
+        or module._kwargs is not None  # inputs by name
+        or module._forward_hooks
+        or module._forward_pre_hooks
+    )
 
 
 class LoReActor(TensorDictModuleBase):
@@ -233,7 +245,8 @@ class LoReActor(TensorDictModuleBase):
             tensordict.get(keys.ACTION_VALUES) if self.world is not None else None,
             self._planned(tensordict),
             coefficient=tensordict.get(keys.COEFFICIENT, None),
-            random=exploration_type() in (ExplorationType.RANDOM, None),
+            random=(exploration_type() or self.actor[-1].default_interaction_type)
+            in (ExplorationType.RANDOM, None),
         )
         self.gate.write(tensordict, decision.weighed)
         self.mixer.write(tensordict, decision.mixture)

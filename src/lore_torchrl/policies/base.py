@@ -149,6 +149,7 @@ def head_of(actor: TensorDictModuleBase) -> TensorDictModuleBase:
     """Return the probabilistic module that a stock actor ends in.
 
     Raises:
+        ValueError: If that does not write ``"action"``.
         TypeError: If the actor does not end in one, as a
             :class:`~lore_torchrl.modules.LoReActor` does not.
     """
@@ -157,5 +158,9 @@ def head_of(actor: TensorDictModuleBase) -> TensorDictModuleBase:
             "The actor must be the stock one, a ProbabilisticTensorDictSequential, got "
             f"{type(actor).__name__}. A LoReActor only acts: losses and imagination are given the "
             "stock actor that it wraps."
+        )
+    if "action" not in actor[-1].out_keys:
+        raise ValueError(
+            f"The actor must write 'action', as TorchRL's Dreamer actors do, got {actor.out_keys}."
         )
     return actor[-1]

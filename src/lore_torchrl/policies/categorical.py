@@ -108,6 +108,12 @@ class CategoricalPolicy(PolicyKind):
                 f"DreamerV3DiscreteActor does; got in_keys={head.in_keys}. A Gaussian actor needs "
                 "LogitMixer(GaussianPolicy(...))."
             )
+        kind = head.distribution_class
+        # torch's and TorchRL's all have it in their names, and no common base.
+        if not any("OneHot" in base.__name__ for base in getattr(kind, "__mro__", ())):
+            raise ValueError(
+                f"The actor's actions must be one-hot, as OneHotCategorical draws them, got {kind}."
+            )
 
     def num_actions(self, policy: Tensor) -> int:
         """Return the number of actions :math:`A`."""

@@ -227,7 +227,13 @@ class GaussianPolicy(PolicyKind):
         limits = bounds if self.bounded else (-math.inf, math.inf)
         for name, bound in zip(("low", "high"), limits, strict=True):
             # The describer's anchors and the agent's bounds may come from two devices.
-            bound = torch.as_tensor(bound).to(actions).expand_as(actions[0]).clone()
+            bound = torch.as_tensor(bound).to(actions)
+            if bound.shape not in ((), actions[0].shape):
+                raise ValueError(
+                    f"bounds must be numbers or [A], for anchors of {len(actions[0])} dimensions, "
+                    f"got {name} {list(bound.shape)}."
+                )
+            bound = bound.expand_as(actions[0]).clone()
             self.register_buffer(name, bound)
         if not ((self.low < self.high) & (actions >= self.low) & (actions <= self.high)).all():
             raise ValueError(
@@ -286,7 +292,8 @@ class GaussianPolicy(PolicyKind):
         if mode != "logit":
             raise ValueError(
                 "Actions are continuous: set lore.mixer.mode=logit (two Gaussians added up are "
-                f"none: the mixture has no KL in closed form), got {mode!r}."
+                f"none: the mixture has no KL in closed form), got {mode!r}. method=cloning needs "
+                "that mode, and discrete actions."
             )
         if aligned:
             raise ValueError(
@@ -306,6 +313,10 @@ class GaussianPolicy(PolicyKind):
 
     def read(self, loc: Tensor, scale: Tensor) -> Gaussian:
         """Return location and scale as they are."""
+        if loc.shape[-1] != self.actions.shape[-1]:
+            raise ValueError(
+                f"The policy has {loc.shape[-1]} dimensions, the anchors {self.actions.shape[-1]}."
+            )
         return Gaussian(loc, scale)
 
     def entries(self, policy: Gaussian) -> tuple[Tensor, Tensor]:
