@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lore_torchrl import keys
 from lore_torchrl.dreamer.replay import build_replay, write_back_latents
@@ -109,3 +110,9 @@ def test_what_an_update_found_is_drawn_next():
     gained = drawn[:, 1:-1]["action"].reshape(-1)
     assert found[keys.IMITATION_WEIGHT].eq(1).all()
     assert set(found["action"].reshape(-1).tolist()) <= set(gained.tolist())
+
+
+def test_another_buffer_is_refused():
+    single = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    with pytest.raises(TypeError, match="got TensorDictReplayBuffer.*imitation_ratio=0"):
+        ImitationSampler(single, num_steps=4)

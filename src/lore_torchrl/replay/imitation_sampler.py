@@ -35,6 +35,7 @@ class ImitationSampler:
         seed: Seed of the random stream. Default: ``0``.
 
     Raises:
+        TypeError: If ``replay`` is no such ensemble.
         ValueError: If ``num_steps`` is not positive, or ``pseudocount`` is not from 0 to 1e6.
     """
 
@@ -50,6 +51,12 @@ class ImitationSampler:
             raise ValueError(f"num_steps must be positive, got {num_steps}.")
         if not 0.0 <= pseudocount <= 1e6:
             raise ValueError(f"pseudocount must be from 0 to 1e6, got {pseudocount}.")
+        if not isinstance(replay, ReplayBufferEnsemble):
+            raise TypeError(
+                f"replay must be a ReplayBufferEnsemble, as build_replay() returns, got "
+                f"{type(replay).__name__}: with another one set imitation_ratio=0, which imitates "
+                "steps of the batch."
+            )
         self.replay = replay
         self.num_steps, self.pseudocount = num_steps, pseudocount
         self.generator = torch.Generator().manual_seed(seed)
