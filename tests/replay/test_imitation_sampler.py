@@ -114,5 +114,5 @@ def test_what_an_update_found_is_drawn_next():
 
 def test_another_buffer_is_refused():
     single = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
-    with pytest.raises(TypeError, match="got TensorDictReplayBuffer.*imitation_ratio=0"):
+    with pytest.raises(TypeError, match=r"got TensorDictReplayBuffer.*imitation_ratio=0"):
         ImitationSampler(single, num_steps=4)
