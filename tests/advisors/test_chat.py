@@ -165,6 +165,14 @@ def test_tokens_and_prices_are_counted():
     assert usage.cost == pytest.approx((100 * 2 + 10 * 10) / 1e6)
 
 
+def test_a_whole_number_with_a_point_is_a_count():
+    def reply(path, body):
+        return 200, chat_reply(path, body)[1] | {"usage": {"completion_tokens": 7.0}}
+
+    with FaultServer(reply=reply) as server:
+        assert good(advisor(server, mode="json")).usage.completion_tokens == 7
+
+
 @pytest.mark.parametrize("usage", [None, [], {"prompt_tokens": "5"}, {"prompt_tokens": -5}, {}])
 def test_a_wrong_count_costs_no_answer(usage):
     def reply(path, body):

@@ -239,3 +239,7 @@ def test_plan_valid_actions_and_subgoal_are_read_beside_a_preference():
 def test_what_names_nothing_is_an_error(wrong):
     with pytest.raises(MalformedError):
         parse_answer(json.dumps({"logits": [0, 1], **wrong}), ("left", "right"), ("eat",))
+
+
+def test_a_name_may_be_written_in_parts():
+    assert find_action("u\u0308ber", ("unter", "\u00fcber")) == 1

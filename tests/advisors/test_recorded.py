@@ -776,6 +776,7 @@ def test_views_are_told_apart_by_direction(tmp_path):
         '{"image": [[[0]]], "direction": 0, "logits": [NaN, 1], "confidence": 1}',
         '{"image": [[[0]]], "direction": 0, "logits": [0, 1], "confidence": 2}',
         '{"image": [[[300]]], "direction": 0, "logits": [0, 1], "confidence": 1}',
+        '{"image": [[[0]]], "direction": 0, "actions": ["a"], "logits": [0, 1], "confidence": 1}',
         "[1, 2]",
     ],
 )

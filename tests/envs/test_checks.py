@@ -252,16 +252,20 @@ def test_a_coarse_key_is_text_and_a_step_can_be_described(monkeypatch):
     assert observed == [(None, True)]
 
 
-def test_a_gymnasium_environment_of_four_actions_needs_no_more_than_this():
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_gymnasium_environment_of_four_actions_needs_no_more_than_this(first):
+    seen = set()
+
     class Still(gymnasium.Env):
         box = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
         observation_space = gymnasium.spaces.Dict(observation=box)
-        action_space = gymnasium.spaces.Discrete(4)
+        action_space = gymnasium.spaces.Discrete(4, start=first)
 
         def reset(self, *, seed=None, options=None):
             return {"observation": np.zeros(2, np.float32)}, {}
 
         def step(self, action):
+            seen.add(int(action))
             return self.reset()[0], 0.0, False, False, {}
 
     class Adapter(GymAdapter):
@@ -272,3 +276,5 @@ def test_a_gymnasium_environment_of_four_actions_needs_no_more_than_this():
             return Own().describer
 
     assert check_adapter(Adapter()) == (2, None, 4, None)
+    Adapter().make_env(num_envs=1, seed=0).rollout(40)
+    assert seen == set(range(first, first + 4))

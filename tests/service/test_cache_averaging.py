@@ -157,3 +157,13 @@ def test_votes_survive_a_checkpoint():
     assert other.get("a", abstract_state="hall") == cache.get("a", abstract_state="hall")
     assert not other.wants("a", "hall") and other.noops_filtered == 1
     assert other.state_dict() == cache.state_dict()
+
+
+def test_an_average_that_prefers_a_no_op_puts_it_last():
+    cache = AdviceCache()
+    for probs in ((0.5, 0.4, 0.1), (0.1, 0.4, 0.5)):
+        cache.put("k", Advice(tuple(map(math.log, probs))), abstract_state="s")
+    assert top(cache.get("k", "s")) == 1
+    cache.filter_no_op("k", 1)
+    here, elsewhere = cache.get("k", "s"), cache.get("other", "s")
+    assert here.logits[1] == min(here.logits) and top(here) != 1 and top(elsewhere) == 1

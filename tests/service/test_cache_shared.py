@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -255,3 +256,14 @@ def test_a_restored_cache_goes_on_as_if_nothing_had_been(run, cut, ttl_steps):
         if restored is not cache:
             assert apply(restored, operation, n) == expected
     assert restored.state_dict() == cache.state_dict()
+
+
+def test_answers_of_two_processes_to_one_situation_stand_beside_each_other(store):
+    first, second = (AdviceCache(store=store) for _ in "ab")
+    for cache in (first, second):
+        assert cache.get("k", "s") is None
+    first.put("k", advice(5.0, 0.0), abstract_state="s")
+    second.put("k", advice(0.0, 5.0), abstract_state="s")
+    for cache in (first, second, AdviceCache(store=store)):
+        assert len(cache) == 2
+        assert cache.get("k", "s").logits == pytest.approx([math.log(0.5)] * 2)

@@ -314,6 +314,8 @@ class _Meter:
 
 def _tokens(count: object) -> int:
     # A wrong count must not cost the answer; what is no count is none.
+    if type(count) is float and count.is_integer():
+        count = int(count)
     return count if type(count) is int and 0 <= count < 1 << 40 else 0
 
 

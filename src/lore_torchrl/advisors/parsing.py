@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -204,7 +205,7 @@ def find_action(said: str | int, actions: Sequence[str]) -> int | None:
 
 
 def _canonical(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.strip()).casefold()
+    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFC", name.strip())).casefold()
 
 
 def _named(index: int, actions: Sequence[str]) -> tuple[float, ...]:

@@ -381,7 +381,8 @@ class RecordedAdvisor:
         message = f"recording {str(self.path)!r}: {reason}"
         if self.missing == "error":
             raise FatalAdviceError(
-                f"{message}. A run from its own recording needs the original's configuration; "
+                f"{message}. A run from its own recording needs the original's configuration, "
+                "and an original without lore.calls.store, whose answers are not recorded; "
                 "with missing='mask' it goes on without this advice."
             )
         return Entry(NotRecordedError(message))
@@ -422,6 +423,8 @@ def _read_lines(path: Path) -> tuple[str, dict[str, list[Entry]]]:
                 logits = tuple(float(value) for value in row["logits"])
                 actions = tuple(str(action) for action in row.get("actions", ()))
                 said = {"raw": line.decode().strip(), **read_extras(row)}
+                if actions and len(actions) != len(logits):
+                    raise ValueError(f"{len(logits)} logits for {len(actions)} actions")
                 advice = Advice(logits, float(row["confidence"]), **said)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as err:
                 raise ValueError(

@@ -33,6 +33,11 @@ def make_row(make: Callable[[bool], gym.Env], seed: int, pixels: bool = False) -
             f"{type(env.unwrapped).__name__} cannot be drawn: give it render_mode='rgb_array' and "
             "a render() that returns uint8 [H, W, 3]."
         )
+    actions = env.action_space
+    if isinstance(actions, gym.spaces.Discrete) and actions.start:
+        # GymWrapper counts from 0 on.
+        counted = gym.spaces.Discrete(actions.n)
+        env = gym.wrappers.TransformAction(env, lambda action: action + actions.start, counted)
     # Seeds the generator that all later resets of this environment draw from.
     env.reset(seed=seed)
     return GymWrapper(env, from_pixels=pixels, pixels_only=False)

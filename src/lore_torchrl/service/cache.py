@@ -6,6 +6,8 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
+from sqlite3 import Connection
 from typing import Any
 
 import numpy as np
@@ -229,6 +231,11 @@ class AdviceCache:
                 # Invalid is what every answer that speaks of it calls so; a plan's step does not.
                 extras["valid"] = tuple(map(any, zip(*spoken, strict=False)))
             advice = replace(average(answers), **extras)
+            if self.is_no_op(key, advice):
+                # Each prefers another action, their mean a known no-op: that comes last.
+                known, least = self._no_ops[key], min(advice.logits)
+                logits = [least if a in known else x for a, x in enumerate(advice.logits)]
+                advice = replace(advice, logits=tuple(logits))
         # The steps of a plan are those of one situation.
         return advice if self._is_own(found, key) else replace(advice, plan=())
 
@@ -295,13 +302,17 @@ class AdviceCache:
             if self.is_no_op(key, advice):
                 self.close(key)
                 return
-            slot, number = key, 1
-            while self.answers_averaged and abstract_state is not None and self._is_live(slot):
-                number += 1
-                slot = f"{key}{_SLOT}{number}"
+            beside = bool(self.answers_averaged) and abstract_state is not None
+            slots = chain((key,), (f"{key}{_SLOT}{number}" for number in count(2)))
+            slot = next(slot for slot in slots if not (beside and self._is_live(slot)))
         try:
             # Outside the lock: look-ups of the environments go on meanwhile.
-            self._save({slot: entry})
+            if self.store is not None:
+                with self.store.write() as connection:
+                    # Another process may have stored an answer there since.
+                    while beside and self._is_taken(slot, connection):
+                        slot = next(slots)
+                    entry.seq = self._write(connection, slot, entry)
         finally:
             with self._lock:
                 entry.born = self._now
@@ -337,18 +348,21 @@ class AdviceCache:
             self._unreadable = dict.fromkeys(self._unreadable)
             return lines
 
-    def _save(self, entries: dict[str, _Entry]) -> None:
-        """Write entries in one transaction, and number them.
+    def _is_taken(self, key: str, connection: Connection) -> bool:
+        """Whether the store has an answer, that can be read, where memory has none."""
+        if key in self._entries:
+            return False
+        where = "SELECT seq FROM advice WHERE prefix = ? AND key = ?"
+        row = connection.execute(where, (self.prefix, key)).fetchone()
+        return row is not None and row[0] not in self._unreadable
 
-        An answer that is replaced gets a new number, by which other processes find it.
+    def _write(self, connection: Connection, key: str, entry: _Entry) -> int:
+        """Write an entry and return its number, a new one also where it replaces another.
+
+        By it other processes find the entry.
         """
-        if self.store is None or not entries:
-            return
-        rows = [(key, json.dumps(entry.answer()), entry.abstract) for key, entry in entries.items()]
-        with self.store.write() as connection:
-            numbers = [connection.execute(_INSERT, (self.prefix, *row)).lastrowid for row in rows]
-        for entry, number in zip(entries.values(), numbers, strict=True):
-            entry.seq = number
+        row = self.prefix, key, json.dumps(entry.answer()), entry.abstract
+        return connection.execute(_INSERT, row).lastrowid
 
     def pull(self) -> None:
         """Load what the store has got since the last time; raises :class:`StoreError`."""
@@ -439,7 +453,11 @@ class AdviceCache:
                 entries[key] = entry
         lacking = [key for key in entries if key not in self._entries]
         try:
-            self._save({key: entries[key] for key in sorted(lacking, key=lambda k: entries[k].seq)})
+            if self.store is None or not lacking:
+                return
+            with self.store.write() as connection:
+                for key in sorted(lacking, key=lambda k: entries[k].seq):
+                    entries[key].seq = self._write(connection, key, entries[key])
         finally:
             for key, entry in entries.items():
                 self._insert(key, entry)
