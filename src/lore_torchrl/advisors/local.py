@@ -126,9 +126,8 @@ class LocalAdvisor:
     def cache_prefix(self) -> str:
         """What tells this advisor's answers from those of another model or prompt."""
         dtype = next(self.model.parameters()).dtype
-        parts = (self.prompt, self.chat, self.length_normalized, self.max_tokens)
+        parts = (self._weights, self.prompt, self.chat, self.length_normalized, self.max_tokens)
         settings = "\0".join(map(str, (self.model_name, dtype, *parts)))
-        settings += self._weights
         return f"local:{hashlib.blake2b(settings.encode(), digest_size=6).hexdigest()}:"
 
     async def advise(self, requests: Sequence[AdviceRequest]) -> list[Advice | AdviceError]:

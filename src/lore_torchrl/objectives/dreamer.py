@@ -217,7 +217,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         loss = self.actor_loss
         needed = loss.advised or loss.corrects or loss.prior_net is not None
         for key in self._advice_keys:
-            if ("next", key) not in sample.keys(True) and not needed:
+            if sample.get(("next", key), None) is None and not needed:
                 continue  # imitation needs no advice
             value = self._kept(sample, key)
             if key == keys.MASK:

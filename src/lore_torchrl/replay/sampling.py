@@ -123,7 +123,8 @@ class SequenceWeights:
         lengths = [len(part) for part in parts]
         records = torch.cat(parts)
         reward = raw_reward(records.get("next")).reshape(-1)
-        done = sum(records.get(end) for end in _ENDS).bool().reshape(-1)
+        terminated, truncated = (records.get(end).reshape(-1) for end in _ENDS)
+        done = terminated | truncated
         is_init = records.get("is_init").reshape(-1)
         first = is_init.clone()
         first[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = True

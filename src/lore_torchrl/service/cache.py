@@ -233,7 +233,7 @@ class AdviceCache:
             advice = replace(average(answers), **extras)
             if self.is_no_op(key, advice):
                 # Each prefers another action, their mean a known no-op: that comes last.
-                known, least = self._no_ops[key], min(advice.logits)
+                known, least = self._no_ops[key], min(advice.logits) - 1.0
                 logits = [least if a in known else x for a, x in enumerate(advice.logits)]
                 advice = replace(advice, logits=tuple(logits))
         # The steps of a plan are those of one situation.
@@ -312,7 +312,8 @@ class AdviceCache:
                     # Another process may have stored an answer there since.
                     while beside and self._is_taken(slot, connection):
                         slot = next(slots)
-                    entry.seq = self._write(connection, slot, entry)
+                    number = self._write(connection, slot, entry)
+                entry.seq = number  # once it is there for others too
         finally:
             with self._lock:
                 entry.born = self._now
@@ -452,12 +453,13 @@ class AdviceCache:
             if known is None or known.seq <= entry.seq:
                 entries[key] = entry
         lacking = [key for key in entries if key not in self._entries]
+        lacking.sort(key=lambda key: entries[key].seq)
         try:
-            if self.store is None or not lacking:
-                return
-            with self.store.write() as connection:
-                for key in sorted(lacking, key=lambda k: entries[k].seq):
-                    entries[key].seq = self._write(connection, key, entries[key])
+            if self.store is not None and lacking:
+                with self.store.write() as connection:
+                    numbers = [self._write(connection, key, entries[key]) for key in lacking]
+                for key, number in zip(lacking, numbers, strict=True):
+                    entries[key].seq = number
         finally:
             for key, entry in entries.items():
                 self._insert(key, entry)
