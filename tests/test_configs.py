@@ -291,11 +291,8 @@ def ablations() -> list[str]:
 # What each ablation changes: the first are on by default, the others off.
 PARTS = {
     "no_bandit": {"bandit.enabled": False},
-    "no_imitation": {
-        "loss.imitation_weight": 0.0,
-        "loss.prior_weight": 1.0,
-        "loss.multiplier_lr": 0.001,
-    },
+    "no_imitation": {"loss.imitation_weight": 0.0},
+    "no_gate": {"gate.kappa": 1000.0, "gate.tau": -1.0},
     "no_projection": {"mixer.max_kl": float("inf")},
     "no_averaging": {"calls.abstract_states": False, "calls.answers_averaged": None},
     "no_noop_filter": {"calls.noop_filter": False},
@@ -465,7 +462,8 @@ def test_every_ablation_has_its_place_in_a_study():
     assert set(ablations()) == set(PARTS)
     methods = compose_study("study=parts").methods
     expected = [[f"ablation={name}"] for name in PARTS]
-    assert sorted(methods.values()) == sorted([[], *expected])
+    in_its_place = ["ablation=[no_imitation,prior,constraint]"]
+    assert sorted(methods.values()) == sorted([[], in_its_place, *expected])
     assert methods["LoRe"] == []
     # What imitation gains without any advice stands beside stock.
     for study in ("method", "competence", "regret"):
