@@ -23,10 +23,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -43,8 +43,8 @@ from lore_torchrl.configs import (
     TemperatureConfig,
 )
 from lore_torchrl.dreamer.agent import build_agent
-from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
-from lore_torchrl.lore import build_bandit
+from lore_torchrl.dreamer.learner import build_learner
+from lore_torchrl.lore import LoRe
 from ratios import paired_ratios
 
 OBSERVATION_DIM, NUM_ACTIONS = 1033, 7
@@ -192,6 +192,14 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Nobody:
+    """Advisor without an answer: the advice is drawn, and nobody is asked."""
+
+    async def advise(self, requests):
+        """Answer nothing."""
+        return [None] * len(requests)
+
+
 def build(lore: LoReConfig | None, device: torch.device, envs: int, dreamer: DreamerConfig):
     """Build an agent; return its update, its policy step and its acting mixture."""
     agent = build_agent(
@@ -201,30 +209,34 @@ def build(lore: LoReConfig | None, device: torch.device, envs: int, dreamer: Dre
         features_dim=lore.features.columns if lore and lore.features.enabled else None,
         device=device,
     )
-    lore = lore if lore and lore.enabled else None
-    actor = bandit = None
-    acting: list[TensorDictModuleBase] = []
+    around = None
     observation = _observation(dreamer, envs, device)
-    if lore is not None:
-        actor = build_agent_actor(lore, agent, device=device)
-        bandit = build_bandit(lore, device=device)
-        acting = [actor]
-        if bandit is not None:
-            acting.insert(0, bandit)
+    if lore is not None and lore.enabled:
+        around = LoRe(
+            lore,
+            actor=agent.actor,
+            value=agent.value,
+            advisor=Nobody(),
+            describer=SimpleNamespace(actions=[str(i) for i in range(NUM_ACTIONS)]),
+            latent_sizes=(agent.state_dim, agent.belief_dim),
+            world=agent.world,
+        )
+        if around.bandit is not None:
             observation.set(keys.COEFFICIENT, torch.zeros(envs, 1, device=device))
             observation.set("step_count", torch.ones(envs, 1, dtype=torch.long, device=device))
-    learner = build_learner(dreamer, agent, lore=lore, lore_actor=actor, device=device)
+    learner = build_learner(dreamer, agent, lore=around, device=device)
     sample = _sample(dreamer, device)
-    if lore is not None and lore.imitation_ratio:
+    if around is not None and lore.imitation_ratio:
         sample.set(keys.IMITATION, _imitated(dreamer, lore.imitation_ratio, device))
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(sample.clone())
-    policy = agent.policy(TensorDictSequential(*acting) if acting else None)
+    policy = agent.policy(*([] if around is None else around.policy_modules()))
 
     def act() -> None:
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
             policy(observation.copy())
 
+    actor = None if around is None else around.actor
     return lambda: learner.stepper.step(None, sample.clone()), act, actor
 
 

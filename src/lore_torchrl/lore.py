@@ -322,20 +322,30 @@ class LoRe:
         return loss
 
     def actor_loss(self, actor_loss: DreamerV3ActorLoss | DreamerActorLoss) -> LoReActorLoss:
-        """Wrap a stock actor loss alone, for DreamerV1 and loops that compose their losses."""
-        loss = build_actor_loss(self.config, self.actor, actor_loss)
-        self.attach(loss)
-        return loss
+        """Wrap a stock actor loss alone, for DreamerV1 and loops that compose their losses.
 
-    def attach(self, loss: LoReActorLoss) -> None:
-        """Take a loss over this gate and mixer, and hand it the bandit.
-
-        For the return correction of followed advice, the checks of :meth:`observe` and the log.
-        :meth:`loss` and :meth:`actor_loss` do so by themselves. A loss of another origin is to be
-        attached before its update is captured as a CUDA graph, which knows nothing of it later.
+        Raises:
+            ValueError: If the loss trains another actor than the one that acts.
         """
-        self._loss = loss
-        loss.set_bandit(self.bandit)
+        acts, critic = self.actor, self.actor.value_model
+        acting, trained = (next(a.parameters()) for a in (acts.actor, actor_loss.actor_model))
+        if acting is not trained:
+            raise ValueError(
+                "The actor loss trains another actor than LoRe(actor=...): pass the same."
+            )
+        self._loss = LoReActorLoss(
+            actor_loss,
+            self.config.loss,
+            gate=acts.gate,
+            mixer=acts.mixer,
+            prior_net=acts.prior_net,
+            disagreement=acts.disagreement,
+            value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
+            dyna_weight=self.config.planner.dyna_weight,
+            subgoal_head=acts.subgoal_head,
+        )
+        self._loss.set_bandit(self.bandit)
+        return self._loss
 
     # ---- replay ----
 
@@ -371,7 +381,11 @@ class LoRe:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return what learns beside the agent, for the optimizer; nothing by default."""
-        return learned_parameters(self.actor)
+        acts, critic = self.actor, self.actor.value_model
+        ensemble = critic if isinstance(critic, ValueEnsemble) else None
+        for part in (acts.prior_net, acts.disagreement, acts.subgoal_head, ensemble):
+            if part is not None:
+                yield from part.parameters()
 
     # ---- once a collector batch ----
 
@@ -582,42 +596,6 @@ def build_lore_actor(
         if part is not None:
             part.to(device)
     return lore_actor.compile_decision() if c.compile_decision else lore_actor
-
-
-def build_actor_loss(
-    config: LoReConfig,
-    lore_actor: LoReActor,
-    actor_loss: DreamerV3ActorLoss | DreamerActorLoss,
-) -> LoReActorLoss:
-    """Wrap a stock actor loss, with the parts of the acting mixture.
-
-    Raises:
-        ValueError: If the loss trains another actor than the one that acts.
-    """
-    critic = lore_actor.value_model
-    acting, trained = (next(a.parameters()) for a in (lore_actor.actor, actor_loss.actor_model))
-    if acting is not trained:
-        raise ValueError("The actor loss trains another actor than LoRe(actor=...): pass the same.")
-    return LoReActorLoss(
-        actor_loss,
-        config.loss,
-        gate=lore_actor.gate,
-        mixer=lore_actor.mixer,
-        prior_net=lore_actor.prior_net,
-        disagreement=lore_actor.disagreement,
-        value_ensemble=critic if isinstance(critic, ValueEnsemble) else None,
-        dyna_weight=config.planner.dyna_weight,
-        subgoal_head=lore_actor.subgoal_head,
-    )
-
-
-def learned_parameters(lore_actor: LoReActor) -> Iterator[nn.Parameter]:
-    """Return what learns beside the agent's own networks: PriorNet, subgoal head, ensembles."""
-    critic = lore_actor.value_model
-    ensemble = critic if isinstance(critic, ValueEnsemble) else None
-    for part in (lore_actor.prior_net, lore_actor.disagreement, lore_actor.subgoal_head, ensemble):
-        if part is not None:
-            yield from part.parameters()
 
 
 def policy_kind(

@@ -7,13 +7,20 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from dreamer_sample import ACTIONS, latents, lore_config, tiny_agent, tiny_learner, tiny_sample
+from dreamer_sample import (
+    ACTIONS,
+    latents,
+    lore_around,
+    lore_config,
+    tiny_agent,
+    tiny_learner,
+    tiny_sample,
+)
 from hypothesis import given, settings
 from tensordict import TensorDict
 
 from lore_torchrl import keys
 from lore_torchrl.configs import MixerConfig
-from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.functional import log_floor
 from lore_torchrl.modules import AdviceBatch, LogitMixer, TemperatureAligner
 from lore_torchrl.policies import CategoricalPolicy
@@ -130,7 +137,7 @@ def test_the_actor_reads_the_mask_only_where_it_is_asked_to():
     def acted(action_mask, td):
         config = lore_config(gate={"tau": -1.0, "value_weight": 0.0})
         config.mixer = MixerConfig(action_mask=action_mask, max_kl=INF)
-        actor = build_agent_actor(config, agent)
+        actor = lore_around(config, agent).actor
         torch.manual_seed(0)
         return actor(td.clone())
 

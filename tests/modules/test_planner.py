@@ -15,6 +15,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "policies"))
 
+from dreamer_sample import lore_around
 from kinds import EACH, A, actor_of, kind_of
 from test_lore_actor import open_gate, run
 from tiny_run import DREAMER
@@ -22,7 +23,6 @@ from tiny_run import DREAMER
 from lore_torchrl import LoRe, keys
 from lore_torchrl.configs import GateConfig, LoReConfig, PlannerConfig
 from lore_torchrl.dreamer.agent import build_agent
-from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.modules import LatentPlanner, LogitMixer, LoReActor, PriorNet, WorldModel
 
@@ -330,7 +330,7 @@ class TestWiring:
 
     def test_on_the_networks_of_an_agent(self):
         agent = self.agent()
-        actor = build_agent_actor(self.config(), agent)
+        actor = lore_around(self.config(), agent).actor
         out, _ = run(actor, self.latents(agent))
         metrics = policy_metrics(out)
         assert math.isfinite(metrics["planner/score"] + metrics["planner/seed_score"])
@@ -340,7 +340,7 @@ class TestWiring:
 
     def test_off_it_is_not_built_and_draws_nothing(self):
         agent = self.agent()
-        actor = build_agent_actor(self.config(enabled=False), agent)
+        actor = lore_around(self.config(enabled=False), agent).actor
         assert actor.planner is None
         td = self.latents(agent)
         (found, state), (stock, expected) = run(actor, td), run(agent.actor, td)
@@ -373,7 +373,7 @@ class TestWiring:
             LatentPlanner(world_of(reach), actor_of("normal"))
 
     def test_beside_it_prior_net_is_told_of_as_before(self):
-        actor = build_agent_actor(self.config(), self.agent())
+        actor = lore_around(self.config(), self.agent()).actor
         net = PriorNet(32, A, num_cells=8, threshold=0.0)
         both = LoReActor(
             actor.actor, open_gate(), actor.mixer, planner=actor.planner, prior_net=net

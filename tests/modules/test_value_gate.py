@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dreamer_sample import ACTIONS, BELIEF, STATE, advice, lore_config, sober, tiny_agent
+from dreamer_sample import (
+    ACTIONS,
+    BELIEF,
+    STATE,
+    advice,
+    lore_around,
+    lore_config,
+    sober,
+    tiny_agent,
+)
 from gaussian_sample import ANCHORS, continuous_agent
 from tensordict import TensorDict
 
 from lore_torchrl import keys
 from lore_torchrl.configs import LoReConfig, LossConfig, MixerConfig, PlannerConfig
-from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.lore import build_lore_actor
 from lore_torchrl.modules import AdviceBatch, WorldModel
@@ -42,7 +50,7 @@ def actor_of(agent, value_temperature, **mixer):
     config = lore_config(gate=GATE)
     config.mixer = MixerConfig(value_temperature=value_temperature, max_kl=float("inf"), **mixer)
     config.loss = LossConfig()
-    return build_agent_actor(config, agent)
+    return lore_around(config, agent).actor
 
 
 def advised(mask=True):
@@ -157,7 +165,7 @@ def test_what_it_needs_is_named():
     agent = continuous_agent()
     config = LoReConfig(mixer=MixerConfig(value_temperature=TAU))
     with pytest.raises(ValueError, match="value_temperature=null"):
-        build_agent_actor(config, agent, anchors=ANCHORS)
+        lore_around(config, agent, anchors=ANCHORS)
     agent = make_agent()
     with pytest.raises(ValueError, match="world=WorldModel"):
         build_lore_actor(config, agent.actor, agent.value, num_actions=ACTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 
 import torch
 from tensordict import TensorDict
@@ -17,7 +18,8 @@ from lore_torchrl.configs import (
     TemperatureConfig,
 )
 from lore_torchrl.dreamer.agent import DreamerAgent, build_agent
-from lore_torchrl.dreamer.learner import Learner, build_agent_actor, build_learner
+from lore_torchrl.dreamer.learner import Learner, build_learner
+from lore_torchrl.lore import LoRe
 from lore_torchrl.objectives import LoReActorLoss
 
 OBSERVATION, ACTIONS, BATCH, TIME = 6, 4, 3, 4
@@ -101,6 +103,29 @@ def lore_config(*, gate=None, temperature=None, **loss) -> LoReConfig:
     )
 
 
+class SilentAdvisor:
+    """Has no answer to any question."""
+
+    async def advise(self, requests):
+        return [None] * len(requests)
+
+
+def lore_around(config: LoReConfig, agent: DreamerAgent, **describer) -> LoRe:
+    """LoRe around an agent, advised by nobody; ``describer`` is what its describer has."""
+    anchors = describer.get("anchors")
+    number = agent.num_actions if anchors is None else len(anchors)
+    names = [f"action {i}" for i in range(number)]
+    return LoRe(
+        config,
+        actor=agent.actor,
+        value=agent.value,
+        advisor=SilentAdvisor(),
+        describer=SimpleNamespace(actions=names, **describer),
+        latent_sizes=(agent.state_dim, agent.belief_dim),
+        world=agent.world,
+    )
+
+
 def tiny_learner(
     lore: LoReConfig | None = None,
     *,
@@ -111,8 +136,8 @@ def tiny_learner(
     """Build a learner; the same seed gives the same networks, with or without LoRe."""
     config = config or tiny_config()
     agent = tiny_agent(config, seed=seed, device=device)
-    lore_actor = None if lore is None else build_agent_actor(lore, agent, device=device)
-    learner = build_learner(config, agent, lore=lore, lore_actor=lore_actor, device=device)
+    around = None if lore is None else lore_around(lore, agent)
+    learner = build_learner(config, agent, lore=around, device=device)
     if lore is not None:
         unbounded(learner.loss.actor_loss)
     return learner

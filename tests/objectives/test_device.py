@@ -14,6 +14,7 @@ import torch
 from dreamer_sample import (
     ACTIONS,
     latents,
+    lore_around,
     lore_config,
     tiny_agent,
     tiny_config,
@@ -29,7 +30,7 @@ from torchrl.objectives.value import functional
 from lore_torchrl.configs import BanditConfig, LoReConfig, PriorNetConfig
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer import learner as learner_module
-from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
+from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.lore import build_bandit
 from lore_torchrl.modules import ValidEGreedyModule
 from lore_torchrl.policies import GaussianPolicy
@@ -76,13 +77,13 @@ def _stock_on_meta(monkeypatch):
 def _parts(lore: LoReConfig | None, continuous: bool):
     """Build an agent and what advises it; bounds are checked by value, so move them then."""
     agent = continuous_agent() if continuous else tiny_agent()
-    lore_actor = None
+    around = None
     if lore is not None:
-        anchors = ANCHORS if continuous else None
-        lore_actor = build_agent_actor(lore, agent, anchors=anchors).to(META)
+        around = lore_around(lore, agent, **({"anchors": ANCHORS} if continuous else {}))
+        around.actor.to(META)
     for name in ("world_model", "imagination", "continuation", "actor", "value", "filter"):
         getattr(agent, name).to(META)
-    return agent, lore_actor
+    return agent, around
 
 
 def _advised(sample: TensorDict, continuous: bool) -> TensorDict:
@@ -127,8 +128,8 @@ def test_a_whole_update_stays_there(which, continuous):
     full = CONTINUOUS if continuous else DISCRETE
     default = lore_config(imitation_weight=1.0)
     lore = {"stock": None, "default": default, "everything": full}[which]
-    agent, lore_actor = _parts(lore, continuous)
-    learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=lore_actor, device=META)
+    agent, around = _parts(lore, continuous)
+    learner = build_learner(tiny_config(), agent, lore=around, device=META)
     sample = _advised(tiny_sample(), continuous)
     metrics = learner.stepper.step(None, sample)
     assert all(value.device == META for value in metrics.values())
@@ -141,8 +142,8 @@ def test_a_whole_update_stays_there(which, continuous):
 @pytest.mark.usefixtures("_stock_on_meta")
 def test_advice_on_another_device_is_noticed():
     lore = lore_config()
-    agent, lore_actor = _parts(lore, False)
-    learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=lore_actor, device=META)
+    agent, around = _parts(lore, False)
+    learner = build_learner(tiny_config(), agent, lore=around, device=META)
     here = latents()
     there = here.to(META)
     learner.loss.actor_loss.advice_terms(there)
@@ -157,14 +158,14 @@ class TestActing:
     @pytest.mark.parametrize("training", [False, True])
     def test_discrete(self, mode, training):
         lore = replace(DISCRETE, mixer=replace(DISCRETE.mixer, mode=mode))
-        actor = _parts(lore, False)[1].train(training)
+        actor = _parts(lore, False)[1].actor.train(training)
         with torch.no_grad():
             out = actor(_observed())
         assert out["action"].shape == (10, ACTIONS) and out["action"].device == META
 
     @pytest.mark.parametrize("training", [False, True])
     def test_continuous(self, training):
-        actor = _parts(CONTINUOUS, True)[1].train(training)
+        actor = _parts(CONTINUOUS, True)[1].actor.train(training)
         with torch.no_grad():
             out = actor(_observed(len(ANCHORS)))
         assert out["action"].shape == (10, 2) and out["action"].device == META
@@ -175,7 +176,7 @@ class TestActing:
         monkeypatch.setattr(AdviceBandit, "_generator_on", lambda *_: None)
         bandit = build_bandit(DISCRETE, device=META)
         epsilon = ValidEGreedyModule(OneHot(ACTIONS).to(META)).to(META)
-        policy = TensorDictSequential(bandit, _parts(DISCRETE, False)[1], epsilon)
+        policy = TensorDictSequential(bandit, _parts(DISCRETE, False)[1].actor, epsilon)
         observed = _observed()
         zero = torch.zeros(10, 1, dtype=torch.long)
         carried = {"is_init": zero.bool(), "step_count": zero, "lore_coefficient": zero.float()}

@@ -8,6 +8,7 @@ from dreamer_sample import (
     PAPER,
     assert_only_the_actor_learns,
     gradients,
+    lore_around,
     lore_config,
     tiny_agent,
     tiny_config,
@@ -31,7 +32,7 @@ from torchrl.objectives import DreamerActorLoss, DreamerV3ActorLoss
 from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import keys
-from lore_torchrl.dreamer.learner import build_agent_actor, build_learner
+from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.modules import AdviceBatch, LogitMixer, PriorNet, UncertaintyGate
 from lore_torchrl.policies import GaussianPolicy
 
@@ -400,9 +401,8 @@ def test_dreamer_v1_moves_to_the_advice(distribution):
 
 def learner(lore, *, seed=0, device="cpu"):
     agent = continuous_agent(seed=seed, device=device)
-    built = {"anchors": ANCHORS, "device": device}
-    actor = None if lore is None else build_agent_actor(lore, agent, **built)
-    learner = build_learner(tiny_config(), agent, lore=lore, lore_actor=actor, device=device)
+    around = None if lore is None else lore_around(lore, agent, anchors=ANCHORS)
+    learner = build_learner(tiny_config(), agent, lore=around, device=device)
     if lore is not None:
         unbounded(learner.loss.actor_loss)
     return learner
@@ -538,4 +538,4 @@ class TestRefused:
 
     def test_a_mixing_actor_without_anchors(self):
         with pytest.raises(ValueError, match="describer's anchors"):
-            build_agent_actor(lore_config(), continuous_agent())
+            lore_around(lore_config(), continuous_agent())

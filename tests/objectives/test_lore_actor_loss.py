@@ -12,6 +12,7 @@ from dreamer_sample import (
     assert_only_the_actor_learns,
     gradients,
     latents,
+    lore_around,
     lore_config,
     sober,
     tiny_agent,
@@ -33,7 +34,6 @@ from torchrl.objectives.utils import ValueEstimators
 
 from lore_torchrl import LoReActorLoss
 from lore_torchrl.control import AdviceBandit
-from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.functional import align_temperature
 from lore_torchrl.modules import (
     AdviceBatch,
@@ -75,7 +75,7 @@ def stock_loss(agent, kind=DreamerV3ActorLoss, **kwargs):
 
 def lore_loss(agent, *, kind=DreamerV3ActorLoss, gate=None, temperature=None, **kwargs):
     """LoRe's loss; in the paper's form unless ``imitation_weight`` is given."""
-    lore = build_agent_actor(lore_config(gate=gate, temperature=temperature), agent)
+    lore = lore_around(lore_config(gate=gate, temperature=temperature), agent).actor
     kwargs = {**PAPER, "gated": False, **kwargs}
     return wrap(stock_loss(agent, kind), gate=lore.gate, mixer=lore.mixer, **kwargs)
 
@@ -127,7 +127,7 @@ class TestEqualsStock:
             if wrapped:
                 on = {**PAPER, "imitation_weight": 1.0}
                 wanted = dict.fromkeys(on, 0.0) if why in ("weights", "no_entries") else on
-                lore = build_agent_actor(lore_config(), agent)
+                lore = lore_around(lore_config(), agent).actor
                 loss = wrap(loss, gate=lore.gate, mixer=lore.mixer, **wanted)
                 loss.composed = why == "composed"
             torch.manual_seed(5)
@@ -427,7 +427,7 @@ class TestAdviceThatCannotBeRead:
 
     def test_a_mixing_actor_in_place_of_the_stock_one(self):
         agent = tiny_agent()
-        mixing = build_agent_actor(lore_config(), agent)
+        mixing = lore_around(lore_config(), agent).actor
         with pytest.raises(TypeError, match=r"stock one.*got LoReActor"):
             wrap(stock_loss(replace(agent, actor=mixing)), **PAPER | {"multiplier_lr": 0.0})
 
@@ -1045,7 +1045,7 @@ def test_advice_terms_compile_without_a_graph_break():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_advice_terms_on_cuda_are_those_of_the_cpu_compiled_or_not():
     agent = tiny_agent()
-    lore = build_agent_actor(lore_config(), agent)
+    lore = lore_around(lore_config(), agent).actor
     loss = wrap(stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **ON_DEVICE).eval()
     td = executed()
     td["action"] = followed(td)
@@ -1062,7 +1062,7 @@ def test_advice_terms_on_cuda_are_those_of_the_cpu_compiled_or_not():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_advice_terms_never_wait_for_the_device():
     agent = tiny_agent(device="cuda")
-    lore = build_agent_actor(lore_config(temperature={"rate": 0.1}), agent, device="cuda")
+    lore = lore_around(lore_config(temperature={"rate": 0.1}), agent).actor
     loss = wrap(stock_loss(agent), gate=lore.gate, mixer=lore.mixer, **ON_DEVICE).cuda()
     loss.set_bandit(AdviceBandit().cuda())
     td = executed()

@@ -8,6 +8,7 @@ from dreamer_sample import (
     STATE,
     gradients,
     latents,
+    lore_around,
     lore_config,
     tiny_agent,
     tiny_config,
@@ -17,7 +18,6 @@ from dreamer_sample import (
 from torch.distributions import Categorical, kl_divergence
 
 from lore_torchrl.configs import PriorNetConfig
-from lore_torchrl.dreamer.learner import build_agent_actor
 from lore_torchrl.modules import AdviceBatch, PriorNet
 
 
@@ -105,7 +105,7 @@ def test_only_the_advisors_answers_are_targets():
         dreamer = tiny_config()
         agent = tiny_agent(dreamer)
         torch.manual_seed(1)
-        lore_actor = build_agent_actor(config, agent)
+        lore_actor = lore_around(config, agent).actor
         td = latents(8)
         td["llm_mask"] = torch.arange(8).unsqueeze(-1) < 4
         td["llm_prior_logits"][4:] += noise  # rows without advice hold anything

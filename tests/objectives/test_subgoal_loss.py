@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dreamer_sample import BATCH, BELIEF, STATE, TIME, sober, tiny_agent, tiny_config, tiny_sample
+from dreamer_sample import BATCH, TIME, lore_around, sober, tiny_agent, tiny_config, tiny_sample
 from tensordict import TensorDict
 
 from lore_torchrl import keys
 from lore_torchrl.configs import LossConfig
 from lore_torchrl.dreamer.learner import build_learner
 from lore_torchrl.functional import first_reached
-from lore_torchrl.lore import LoReConfig, build_lore_actor, learned_parameters
+from lore_torchrl.lore import LoReConfig
 from lore_torchrl.modules import SubgoalHead
 
 GOALS = 3
@@ -44,18 +44,13 @@ def learner(*, opinions: bool):
     lore = LoReConfig(loss=LossConfig(imitation_weight=0.0))
     lore.gate.value_weight = 0.0
     lore.subgoal.enabled = lore.subgoal.imagine = True
-    actor = build_lore_actor(
-        lore,
-        agent.actor,
-        agent.value,
-        num_actions=4,
-        latent_sizes=(STATE, BELIEF),
-        num_subgoals=GOALS,
-    )
-    assert len(list(learned_parameters(actor))) == len(list(actor.subgoal_head.parameters())) > 0
+    names = [f"goal {i}" for i in range(GOALS)]
+    around = lore_around(lore, agent, in_keys=[], subgoals=names, reached=lambda *_: ())
+    head = around.actor.subgoal_head
+    assert len(list(around.parameters())) == len(list(head.parameters())) > 0
     if opinions:
-        torch.nn.init.normal_(actor.subgoal_head.network.model[-1].weight)
-    return build_learner(config, agent, lore=lore, lore_actor=actor)
+        torch.nn.init.normal_(head.network.model[-1].weight)
+    return build_learner(config, agent, lore=around)
 
 
 def sample(subgoal: int | None = 1) -> TensorDict:

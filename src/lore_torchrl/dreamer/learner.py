@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +15,9 @@ from torchrl.objectives import (
 from torchrl.objectives.utils import ValueEstimators
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
-from lore_torchrl.configs import DreamerConfig, LoReConfig
+from lore_torchrl.configs import DreamerConfig
 from lore_torchrl.dreamer.agent import RECONSTRUCTED, DreamerAgent
-from lore_torchrl.lore import build_actor_loss, build_lore_actor, learned_parameters
-from lore_torchrl.modules import LoReActor
-from lore_torchrl.objectives import LoReDreamerV3Loss
+from lore_torchrl.lore import LoRe
 
 
 @dataclass(frozen=True)
@@ -32,35 +29,11 @@ class Learner:
     stepper: DreamerV3OptimizationStepper
 
 
-def build_agent_actor(
-    config: LoReConfig,
-    agent: DreamerAgent,
-    *,
-    anchors: torch.Tensor | Sequence[Sequence[float]] | None = None,
-    device: torch.device | str = "cpu",
-) -> LoReActor:
-    """Build the acting mixture around an agent's actor and critic.
-
-    Where actions are continuous, ``anchors`` are the describer's, ``[K, A]``.
-    """
-    return build_lore_actor(
-        config,
-        agent.actor,
-        agent.value,
-        num_actions=agent.num_actions if anchors is None else len(anchors),
-        anchors=anchors,
-        latent_sizes=(agent.state_dim, agent.belief_dim),
-        world=agent.world,
-        device=device,
-    )
-
-
 def build_learner(
     config: DreamerConfig,
     agent: DreamerAgent,
     *,
-    lore: LoReConfig | None = None,
-    lore_actor: LoReActor | None = None,
+    lore: LoRe | None = None,
     device: torch.device | str = "cpu",
 ) -> Learner:
     """Build the learner; without ``lore`` it is stock DreamerV3.
@@ -70,8 +43,7 @@ def build_learner(
         agent: Networks to train.
 
     Keyword Args:
-        lore: LoRe's settings. Default: ``None``, for the stock losses.
-        lore_actor: With ``lore``, the acting mixture whose gate and mixer the losses share.
+        lore: Advice around the agent's actor. Default: ``None``, for the stock losses.
         device: Where the loss buffers live. Default: ``"cpu"``.
     """
     c, seen = config, [name for name in agent.observed if name in RECONSTRUCTED]
@@ -119,9 +91,8 @@ def build_learner(
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:
-        lore_loss = build_actor_loss(lore, lore_actor, actor_loss)
-        loss = LoReDreamerV3Loss(model_loss, lore_loss, value_loss, gamma=c.gamma, **weights)
-        parameters += learned_parameters(lore_actor)
+        loss = lore.loss(model_loss, actor_loss, value_loss, gamma=c.gamma, **weights)
+        parameters += lore.parameters()
     loss = loss.to(device)
     optimizer = DreamerV3Optimizer(
         [p for p in parameters if p.requires_grad],

@@ -176,8 +176,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     learner = build_learner(
         c.dreamer,
         agent,
-        lore=c.lore if c.lore.enabled else None,
-        lore_actor=acting.lore_actor,
+        lore=acting.lore,
         device=device,
     )
     steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
@@ -204,9 +203,6 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     replay_hook = DreamerReplayHook(
         replay, c.dreamer, observed_keys=acting.observed_keys, device=device, lore=acting.lore
     )
-    if acting.lore is not None:
-        # Before the update is captured: what is attached later is in no captured one.
-        acting.lore.attach(learner.loss.actor_loss)
     if any(learner.stepper.resolve(device)):
         learner.stepper.warmup(_example_sample(acting.env, replay_hook))
     checkpoint = RunCheckpoint(

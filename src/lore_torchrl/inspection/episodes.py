@@ -169,12 +169,7 @@ def restore(
     acting = build_acting(
         config, adapter, agent, num_envs=1, evaluation=True, pixels=True, advisor=advisor
     )
-    learner = build_learner(
-        config.dreamer,
-        agent,
-        lore=config.lore if config.lore.enabled else None,
-        lore_actor=acting.lore_actor,
-    )
+    learner = build_learner(config.dreamer, agent, lore=acting.lore)
     # The bandit is in no loss, only in the collector's policy; which may have random steps too.
     policy = _reader(
         lambda state: acting.policy.load_state_dict(state["policy_state_dict"], strict=False)
