@@ -31,7 +31,9 @@ def main(config: DictConfig) -> float:
     """Train once; the held-out success is what a sweeper maximizes."""
     hide_secrets(config)
     summary = train(OmegaConf.to_object(config))
-    for name in ("eval/success", "train/success", "advice/calls", "time/steps_per_s"):
+    failed = sorted(name for name in summary if name.startswith("advice/error_") and summary[name])
+    advice = ("advice/calls", "advice/answered", *failed)
+    for name in ("eval/success", "train/success", *advice, "time/steps_per_s"):
         if name in summary:
             print(f"{name:18s} {summary[name]:.3f}")
     print(f"run folder         {config.output_dir}")

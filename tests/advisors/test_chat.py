@@ -56,18 +56,42 @@ def test_auto_takes_the_best_that_is_honoured(reply, mode, requests, caplog):
     assert advice.usage.tokens > 0
 
 
-def test_a_server_that_ignores_all_fields_gets_votes():
+def test_a_server_that_ignores_all_fields_gets_votes(caplog):
     def reply(path, body):
         answer = "B" if "letter of the best action" in body["messages"][-1]["content"] else "Hm."
         return content(answer)(path, body)
 
     with FaultServer(reply=reply) as server:
         asked = advisor(server, votes=3)
+        for _ in range(2):
+            good(asked)
+            assert asked.chosen_mode is None, "json may have failed by chance"
         advice = good(asked)
         assert asked.chosen_mode == "vote"
+        assert "up to 3 requests a question" in caplog.text
     assert advice.confidence == 1.0
     # One each for logprobs and json, which came to nothing but cost; one for n, two singly.
     assert advice.usage.tokens == 10 * (1 + 1 + 1 + 2)
+
+
+@pytest.mark.parametrize("fault", ["500", "garbage"])
+def test_json_that_fails_once_is_asked_again(fault):
+    good_reply, asked_for_json = content("Hm."), []
+
+    def reply(path, body):
+        if body.get("logprobs") or "response_format" not in body:
+            return content("A")(path, body)
+        asked_for_json.append(path)
+        if len(asked_for_json) > 1:
+            return chat_reply(path, body)
+        return (500, {}) if fault == "500" else good_reply(path, body)
+
+    with FaultServer(reply=reply) as server:
+        asked = advisor(server, votes=3, retries=0)
+        good(asked)
+        assert asked.chosen_mode is None
+        good(asked)
+        assert asked.chosen_mode == "json"
 
 
 def test_one_question_probes_while_the_others_wait():

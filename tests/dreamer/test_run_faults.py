@@ -15,6 +15,7 @@ pytest.importorskip("httpx")
 from fault_server import FAULTS, FaultServer
 
 from lore_torchrl.advisors.chat import ChatAdvisor
+from lore_torchrl.advisors.errors import NotJSONError
 from lore_torchrl.configs import (
     CallsConfig,
     EvaluationConfig,
@@ -22,7 +23,7 @@ from lore_torchrl.configs import (
     LoReConfig,
     TrainConfig,
 )
-from lore_torchrl.dreamer.run import build_run
+from lore_torchrl.dreamer.run import build_run, train
 
 # What stalls and drips does so for the whole deadline: leave those to the long check.
 QUICK = tuple(fault for fault in FAULTS if fault not in ("stall", "drip", "huge", "bomb"))
@@ -70,6 +71,23 @@ def test_the_log_names_model_and_prompt(tmp_path, monkeypatch):
         advisor = chat(server)
         build_run(tiny_config(tmp_path / "run"), advisor=advisor).close()
     assert f"Advisor: ChatAdvisor, model m, prompt_hash {advisor.prompt_hash}" in told
+
+
+class Mute:
+    async def advise(self, requests):
+        return [NotJSONError("nothing") for _ in requests]
+
+
+def test_a_run_without_one_answer_and_without_one_update_says_so(tmp_path, caplog):
+    config = tiny_config(tmp_path / "run", total_steps=32)
+    with caplog.at_level("WARNING", logger="torchrl"):
+        train(config, advisor=Mute())
+    assert "Nothing will be learned in 32 steps" in caplog.text
+    assert "No question got an answer (advice/error_not_json)" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="torchrl"):
+        train(tiny_config(tmp_path / "good"), advisor=planner())
+    assert "No question got" not in caplog.text and "Nothing will be" not in caplog.text
 
 
 @pytest.mark.slow

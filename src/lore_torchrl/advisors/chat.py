@@ -39,6 +39,8 @@ SERVERS = ("openai", "vllm", "llamacpp", "ollama")
 OPENAI_URL = "https://api.openai.com/v1"
 # Questions between attempts to find a mode that works.
 _PROBE_AGAIN = 64
+# Questions that json must fail, without being refused, before votes are taken for good.
+_JSON_TRIES = 3
 # Characters of an answer that are kept for people to read.
 _LONGEST_RAW = 1 << 16
 
@@ -176,6 +178,7 @@ class ChatAdvisor:
             for name in names
         }
         self._until_probe = 0
+        self._json_failed = 0
         self._probing: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         _log.info("Asking %s, mode %s, prompt %s", self, mode, self.prompt_hash[:12])
 
@@ -268,8 +271,19 @@ class ChatAdvisor:
         for name, mode in self._modes.items():
             try:
                 answer = await mode.ask(meter, request)
+                if name == "vote" and getattr(failed["json"], "status", 0) not in UNSUPPORTED:
+                    # One bad answer must not make every later question cost several requests.
+                    self._json_failed += 1
+                    if self._json_failed < _JSON_TRIES:
+                        return answer
                 self.chosen_mode = name
                 _log.info("%s answers in mode %s; %s", self, name, _reasons(failed))
+                if name == "vote":
+                    _log.warning(
+                        "%s takes up to %d requests a question in mode vote; set advisor.mode=json "
+                        "to have one each.",
+                        *(self, self.settings.votes),
+                    )
                 return answer
             except (MalformedError, StatusError) as error:
                 status = getattr(error, "status", 500)

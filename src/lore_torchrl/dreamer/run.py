@@ -180,6 +180,11 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         device=device,
     )
     steps = -(-c.total_steps // c.steps_per_batch) * c.steps_per_batch
+    if steps < c.dreamer.learning_starts:
+        torchrl_logger.warning(
+            f"Nothing will be learned in {steps} steps: the first update comes at "
+            f"dreamer.learning_starts={c.dreamer.learning_starts}."
+        )
     collector = Collector(
         acting.env,
         acting.policy,
@@ -449,6 +454,12 @@ def _publish(run: Run, output: Path) -> dict[str, float]:
     for row in read_metrics(output):
         summary |= row
     folder = output / "checkpoints"
+    errors = {name: n for name, n in summary.items() if name.startswith("advice/error_") and n}
+    if errors and not summary.get("advice/answered"):
+        torchrl_logger.warning(
+            f"No question got an answer ({', '.join(sorted(errors))}): the run had no advice. "
+            "python examples/advise.py shows one question and what comes of it."
+        )
     wanted = run.config.logger.upload_checkpoint and folder.is_dir()
     checkpoint = CheckpointRotation(folder, keep_last=1).latest() if wanted else None
     advice = read_advice(output)
