@@ -9,7 +9,7 @@ hashes the view: the same numbers for the same view, others for any other.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from lore_torchrl.sandbox.program import Program, ProgramStore
@@ -37,7 +37,9 @@ NOISE = """def compute_features(obs):
 
 def main() -> None:
     """Write the file, in place of an earlier one."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/bad_programs.jsonl")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", nargs="?", type=Path, default=Path("outputs/bad_programs.jsonl"))
+    path = parser.parse_args().path
     path.unlink(missing_ok=True)
     for kind, code in (("progress", AWAY), ("features", NOISE)):
         ProgramStore(path).append(Program(kind, code, model="hand-written, to mislead"))

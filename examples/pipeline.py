@@ -56,17 +56,17 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
             settings, actor=agent.actor, value=agent.value, advisor=advisor, describer=describer
         )
         env = lore.advise(env)  # 1. The environment asks for advice.
-        actor = lore.policy()  # 2. The acting policy mixes it in.
+        acting = lore.policy()  # 2. The acting policy mixes it in.
         loss = lore.loss(model_loss, actor_loss, value_loss)  # 3. The loss learns from it.
         observed = (*OBSERVED_KEYS, *lore.observed_keys)  # And replay keeps it.
     # [end:lore]
     else:
-        lore, actor, observed = None, agent.actor, OBSERVED_KEYS
+        lore, acting, observed = None, agent.actor, OBSERVED_KEYS
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss)
 
     collector = Collector(
         env,
-        agent.policy(actor),
+        agent.policy(acting),
         frames_per_batch=32,
         total_frames=steps,
         exploration_type=ExplorationType.RANDOM,

@@ -69,7 +69,7 @@ class LoRe:
 
         lore = LoRe(actor=actor, value=critic, advisor=advisor, describer=describer)
         env = lore.advise(env)                                  # 1. the environment asks
-        policy = lore.policy()                                  # 2. takes the stock actor's place
+        acting = lore.policy()                                  # 2. takes the stock actor's place
         loss = lore.loss(model_loss, actor_loss, value_loss)    # 3. around the stock losses
         for batch in collector:
             lore.observe(batch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,8 +93,11 @@ def _error(error: BaseException) -> AdviceError:
         error.kind = safe_kind(error.kind)
         return error
     if isinstance(error, TimeoutError):
-        return error_of_kind("timeout", str(error) or "no answer within the deadline")
-    return error_of_kind(type(error).__name__, str(error))
+        return error_of_kind("timeout", str(error) or "no answer within lore.calls.timeout_s")
+    # An advisor's own mistake: where it is helps more than what it says.
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return error_of_kind(type(error).__name__, f"{error}{where}")
 
 
 class CallCounters:
