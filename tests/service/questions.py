@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from lore_torchrl.advisors.base import Advice, AdviceRequest
 from lore_torchrl.service import AdviceService, Query, Reply, StepSignals
 
@@ -23,3 +25,11 @@ def step(service: AdviceService, *keys: str, armed: bool = True, **near) -> list
     queries = [Query(key, lambda key=key: request(key), n, **near) for n, key in enumerate(keys)]
     signals = StepSignals([1.0] * len(keys), rewards=[0.0] * len(keys))
     return service.step(queries, signals if armed else None)
+
+
+def join_loops():
+    """Wait for the loops of closed services, so that what they still say belongs to this test."""
+    for thread in threading.enumerate():
+        if thread.name == "lore-advice":
+            thread.join(5.0)
+            assert not thread.is_alive()

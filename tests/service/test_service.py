@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from questions import ask, request, step
+from questions import ask, join_loops, request, step
 from torchrl import logger as torchrl_logger
 
 from lore_torchrl.advisors.base import Advice
@@ -181,6 +181,7 @@ def test_an_advisor_that_blocks_its_loop_is_left_behind():
         assert ask(service, [request("b")]) != [None]
         release.set()
     assert service.errors == {"timeout": 1}
+    join_loops()
 
 
 def test_keyboard_interrupt_passes_through():

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from questions import request, step
+from questions import join_loops, request, step
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError
@@ -184,6 +184,7 @@ def test_an_advisor_that_blocks_its_loop_is_given_up():
     assert service.errors == {"timeout": 1}
     settled(service)
     service.close()
+    join_loops()
 
 
 def test_what_is_given_up_pauses_the_calls():
@@ -195,6 +196,7 @@ def test_what_is_given_up_pauses_the_calls():
     assert not service.policy.outage.ready and service.errors == {"timeout": 1}
     advisor.let.set()
     service.close()
+    join_loops()
 
 
 def test_closing_over_a_blocked_loop_is_bounded():
@@ -206,6 +208,7 @@ def test_closing_over_a_blocked_loop_is_bounded():
     assert time.perf_counter() - start < 10.0
     assert settled(service)["lost"] == 1
     advisor.let.set()
+    join_loops()
 
 
 class Raising:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import nullcontext
 
 import pytest
-from questions import request, step
+from questions import join_loops, request, step
 
 from lore_torchrl.advisors.base import Advice
 from lore_torchrl.advisors.errors import FatalAdviceError, Usage
@@ -172,11 +173,12 @@ class Silent:
 
     def __init__(self, error=None):
         self.error = error
+        self.release = threading.Event()
 
     async def advise(self, requests):
         if self.error is not None:
             raise self.error
-        time.sleep(5.0)
+        self.release.wait(5.0)
 
 
 def test_a_panic_costs_the_answer():
@@ -201,6 +203,8 @@ def test_in_async_mode_the_next_steps_give_up_a_blocked_advisor_and_raise_what_i
         assert fatal or service.errors == {"timeout": 1}
         assert service.exhausted
         service.close()
+        advisor.release.set()
+        join_loops()
 
 
 def test_a_no_op_is_filtered_and_asked_about_again():
