@@ -589,37 +589,15 @@ def test_value_loss_built_with_the_wrapper():
     assert torch.equal(result["loss_replay_value"], expected["loss_replay_value"])
 
 
-@pytest.mark.parametrize("which", ["config", "imagination"])
-def test_a_stock_checkpoint_loads(which):
-    config = TestCompile.config
-    if which == "imagination":
-        everything = TestCompile.everything
-        config = replace(everything, loss=replace(everything.loss, beta_imagine_max=0.5))
-    stock, lore = tiny_learner(seed=9), tiny_learner(config).loss
+def test_a_stock_checkpoint_is_loaded_into_the_stock_losses():
+    """As docs/pipeline.md tells."""
+    stock, lore = tiny_learner(seed=9), tiny_learner(lore_config()).loss
     update(stock, tiny_sample(mask=None))
-    before = {name: value.clone() for name, value in lore.state_dict().items()}
-    acting = lore.actor_loss.actor_loss.actor_model
-    lore.load_stock_state_dict(stock.loss.state_dict())
-    assert lore.actor_loss.actor_loss.actor_model is acting
-    expected = stock.loss.state_dict()
-    found = {
-        name.replace("actor_loss.actor_loss.", "actor_loss.").replace(
-            "actor_model.actor.", "actor_model."
-        ): value
-        for name, value in lore.state_dict().items()
-    }
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    own = {name for name, value in found.items() if name not in expected}
-    after = lore.state_dict()
-    assert own and all(torch.equal(after[name], before[name]) for name in own if name in after)
-    stock_sample = tiny_sample(mask=None)
-    first, second = forward(lore, tiny_sample()), forward(stock.loss, stock_sample)
-    assert torch.equal(first["loss_model_reco"], second["loss_model_reco"])
-    missing = dict(list(expected.items())[1:])
-    with pytest.raises(RuntimeError, match="Missing key"):
-        lore.load_stock_state_dict(missing)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        lore.load_stock_state_dict(expected | {"actor_loss.multiplier": torch.ones(())})
+    parts = (lore.model_loss, lore.actor_loss.actor_loss, lore.value_loss)
+    DreamerV3Loss(*parts).load_state_dict(stock.loss.state_dict())
+    first, second = (forward(loss, tiny_sample(mask=False)) for loss in (lore, stock.loss))
+    for name in ("loss_model_reco", "loss_actor", "loss_value"):
+        assert torch.equal(first[name], second[name]), name
 
 
 def test_a_stock_loss_around_the_wrapper_is_refused():

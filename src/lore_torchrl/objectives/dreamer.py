@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,24 +67,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         super().__init__(model_loss, actor_loss, value_loss, **settings)
         actor_loss.composed = True
         self.discount = gamma * (1.0 - 1.0 / self.continuation_horizon)
-
-    def load_stock_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load the ``state_dict()`` of a stock loss with the same networks.
-
-        World model, actor, critic and return normalization are those of the checkpoint; what is
-        LoRe's own stays as it is.
-
-        Raises:
-            RuntimeError: If an entry is missing, unknown, or has another shape.
-        """
-        lore, inner = self.actor_loss, self.actor_loss.actor_loss
-        imagining = inner.actor_model
-        # Without the wrapper, and without advice in imagination, this is the stock loss.
-        self.actor_loss, inner.actor_model = inner, lore.actor_model
-        try:
-            self.load_state_dict(state_dict)
-        finally:
-            self.actor_loss, inner.actor_model = lore, imagining
 
     @property
     def in_keys(self) -> list[NestedKey]:
