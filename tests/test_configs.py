@@ -323,6 +323,7 @@ PARTS = {
     "triggers": {"calls.always": False, "calls.novelty": 0.5, "calls.td_spike": 3.0},
     "cooldown": {"calls.cooldown": 40, "calls.cooldown_after_success": 100},
     "expiry": {"calls.ttl_steps": 1000},
+    "epsilon": {"epsilon.eps_init": 0.3},
 }
 
 
