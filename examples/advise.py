@@ -15,11 +15,11 @@ import asyncio
 import sys
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.advisors.show import ask_once
-from lore_torchrl.configs import register_configs
+from lore_torchrl.configs import register_configs, settings_of
 from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.dreamer.programs import show_program
@@ -38,7 +38,8 @@ def main(config: DictConfig) -> None:
     """
     hide_secrets(config)
     try:
-        env, advisor = OmegaConf.to_object(config.env), OmegaConf.to_object(config.advisor)
+        settings = settings_of(config)
+        env, advisor = settings["env"], settings["advisor"]
         adapter = adapter_of(env)
         if config.program is not None:
             report, found = show_program(config, env, adapter, advisor)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lore_torchrl.advisors.redaction import redact_output
-from lore_torchrl.configs import register_configs
+from lore_torchrl.configs import register_configs, settings_of
 from lore_torchrl.inspection import inspect_checkpoint
 
 register_configs()
@@ -25,7 +25,7 @@ register_configs()
 def main(config: DictConfig) -> None:
     """Play, draw, and print where the page is."""
     try:
-        recording, page = inspect_checkpoint(OmegaConf.to_object(config))
+        recording, page = inspect_checkpoint(settings_of(config))
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         sys.exit(f"Cannot inspect: {error}")
     for index, episode in enumerate(recording.episodes):

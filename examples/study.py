@@ -21,10 +21,10 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lore_torchrl.advisors.redaction import redact_output
-from lore_torchrl.configs import register_configs
+from lore_torchrl.configs import register_configs, settings_of
 from lore_torchrl.dreamer.secrets import hide_secrets
 from lore_torchrl.experiments import run_study
 
@@ -38,7 +38,7 @@ def main(config: DictConfig) -> None:
     """Run what is open, then report."""
     hide_secrets(config)
     script = Path(__file__).resolve().parent / "train.py"
-    study = OmegaConf.to_object(config)
+    study = settings_of(config)
     known = {path.stem for path in Path(CONFIGS, "experiment").glob("*.yaml")}
     unknown = sorted({*study.experiments, *study.experiment_overrides} - known)
     if unknown and not any("searchpath" in word for word in study.overrides):

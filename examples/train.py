@@ -16,10 +16,10 @@ from __future__ import annotations
 import signal
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lore_torchrl.advisors.redaction import redact_output
-from lore_torchrl.configs import register_configs
+from lore_torchrl.configs import register_configs, settings_of
 from lore_torchrl.dreamer.run import read_stop, train
 from lore_torchrl.dreamer.secrets import hide_secrets
 
@@ -30,7 +30,7 @@ register_configs()
 def main(config: DictConfig) -> float:
     """Train once; the held-out success is what a sweeper maximizes."""
     hide_secrets(config)
-    summary = train(OmegaConf.to_object(config))
+    summary = train(settings_of(config))
     failed = sorted(name for name in summary if name.startswith("advice/error_") and summary[name])
     advice = ("advice/calls", "advice/answered", *failed)
     for name in ("eval/success", "train/success", *advice, "time/steps_per_s"):

@@ -11,6 +11,7 @@ settings with their defaults: ``docs/configuration.md``, written by
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from lore_torchrl.configs.advisors import (
     ChatAdvisorConfig,
@@ -86,7 +87,23 @@ __all__ = [
     "ValueEnsembleConfig",
     "register_configs",
     "restore_config",
+    "settings_of",
 ]
+
+
+def settings_of(config: Any) -> Any:
+    """Make the dataclass of settings that a Hydra configuration describes.
+
+    Raises:
+        ValueError: If a setting that has no default is not given, or one is impossible.
+    """
+    from omegaconf import OmegaConf
+
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise ValueError(
+            f"{', '.join(missing)} must be given: add {missing[0]}=... to the command."
+        )
+    return OmegaConf.to_object(config)
 
 
 @cache

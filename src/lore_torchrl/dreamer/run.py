@@ -412,7 +412,10 @@ def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
         with handled_signals(lambda signum, _frame: _stop(run, signum)):
             run.evaluation.make_up(read_metrics(output))
             going_on = run.trainer.collected_frames < run.trainer.total_frames
-            if going_on and not _interrupted(run.trainer):
+            if not going_on:
+                step = run.trainer.collected_frames
+                torchrl_logger.warning(f"Already at step {step}: raise total_steps to go on.")
+            elif not _interrupted(run.trainer):
                 run.trainer.train()
     except (RuntimeError, ValueError) as error:
         # Within a round of updates it shows first as a distribution that cannot be drawn from.
