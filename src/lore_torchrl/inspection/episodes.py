@@ -134,7 +134,7 @@ def play(
     config.lore.epsilon = EpsilonConfig()
     if config.lore.enabled and advisor is None:
         if not calls:
-            advisor = _Silent(path)
+            advisor = _CachedAnswersOnly(path)
         elif "missing" in config.advisor:
             # A question that the recording lacks must not end the inspection.
             config.advisor = {**config.advisor, "missing": "mask"}
@@ -188,7 +188,7 @@ def _reader(read: Callable[[Mapping[str, Any]], Any]) -> SimpleNamespace:
     return SimpleNamespace(load_state_dict=read, state_dict=dict)
 
 
-class _Silent:
+class _CachedAnswersOnly:
     """Takes the place of the run's advisor, which need not be there if nothing is asked."""
 
     def __init__(self, path: Path) -> None:

@@ -184,8 +184,9 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         if value is None:
             raise KeyError(
                 f"The sample has no {('next', key)!r}. Is the advice transform on the "
-                "environment that collects (env = lore.advise(env))? Then keep the entries in "
-                "replay: add them to the collector's SelectTransform and to the warm-up sample."
+                "environment that collects (env = lore.advise(env))? Then keep "
+                "lore.observed_keys in replay: pass them to stream_records, a SelectTransform and "
+                "the warm-up sample, as far as there are any."
             )
         return value
 
