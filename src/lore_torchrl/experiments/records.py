@@ -91,10 +91,13 @@ def merge(records: Iterable[Record]) -> list[Record]:
             one, other = _curves(known), _curves(record)
             shared = one.keys() & other.keys()
             if not shared or any(one[name] != other[name] for name in shared):
+                # Runs outside of a study are named by all settings in which they differ.
+                method = key[1] if len(key[1]) <= 60 else "with the same settings"
                 raise ValueError(
                     f"{known.source} and {record.source} have different curves of {key[0]}, "
-                    f"{key[1]}, seed {key[2]}: leave one of them out, or name the settings in "
-                    "which they differ (`--by` of examples/report.py)."
+                    f"{method}, seed {key[2]}: leave one of them out, such as a run that the other "
+                    "resumes, or name the settings in which they differ (`--by` of "
+                    "examples/report.py)."
                 )
             merged[key] = max(known, record, key=lambda copy: sum(map(len, copy.rows)))
     return list(merged.values())
