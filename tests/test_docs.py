@@ -77,7 +77,9 @@ def test_the_tutorial_runs_from_its_first_cell_to_its_last(steps, capsys):
         assert success["LoRe"] > success["stock"]
 
 
-@pytest.mark.parametrize("page", ["results.md", "bad_advice.md", "channel_results.md"])
+@pytest.mark.parametrize(
+    "page", ["results.md", "ablations.md", "bad_advice.md", "channel_results.md"]
+)
 def test_the_tables_of_results_are_those_of_their_curves(page):
     text = (ROOT / "docs" / page).read_text()
     command = (
