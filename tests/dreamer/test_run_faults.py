@@ -90,6 +90,20 @@ def test_a_run_without_one_answer_and_without_one_update_says_so(tmp_path, caplo
     assert "No question got" not in caplog.text and "Nothing will be" not in caplog.text
 
 
+def test_a_run_on_answers_of_an_earlier_one_had_advice(tmp_path, caplog):
+    def told(name, advisor):
+        calls = CallsConfig(budget=9, store=str(tmp_path / "advice.sqlite"), ledger=name)
+        return train(tiny_config(tmp_path / name, lore=LoReConfig(calls=calls)), advisor=advisor)
+
+    told("first", planner())
+    mute = Mute()
+    mute.cache_prefix = planner().cache_prefix
+    with caplog.at_level("WARNING", logger="torchrl"):
+        summary = told("second", mute)
+    assert summary["advice/answered"] == 0 and summary["advice/error_not_json"] > 0
+    assert "No question got" not in caplog.text
+
+
 @pytest.mark.slow
 def test_faults_for_ever_leave_stock(tmp_path):
     with FaultServer(random_of=QUICK, seed=6) as server:

@@ -458,7 +458,8 @@ def _publish(run: Run, output: Path) -> dict[str, float]:
         summary |= row
     folder = output / "checkpoints"
     errors = {name: n for name, n in summary.items() if name.startswith("advice/error_") and n}
-    if errors and not summary.get("advice/answered"):
+    came = ("advice/answered", "advice/cache_hits", "advice/cache_shared_hits")
+    if errors and not any(summary.get(name) for name in came):
         torchrl_logger.warning(
             f"No question got an answer ({', '.join(sorted(errors))}): the run had no advice. "
             "python examples/advise.py shows one question and what comes of it."
