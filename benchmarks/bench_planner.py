@@ -28,7 +28,7 @@ import torch
 
 from bench_overhead import VARIANTS, build, compare
 from lore_torchrl import keys
-from lore_torchrl.configs import EvaluationConfig, PlannerConfig
+from lore_torchrl.configs import DreamerConfig, EvaluationConfig, PlannerConfig
 from lore_torchrl.dreamer.acting import adapter_of
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.evaluation import evaluate
@@ -44,7 +44,9 @@ def time_steps(methods: list[str], envs: int, rounds: int, calls: int, device: t
     """Time policy steps; the ratio is to the same policy without a planner."""
     plain = VARIANTS["mixing"]
     variants = {m: replace(plain, planner=PlannerConfig(enabled=True, method=m)) for m in methods}
-    functions = {n: build(v, device, envs)[1] for n, v in {"off": plain, **variants}.items()}
+    functions = {}
+    for name, lore in {"off": plain, **variants}.items():
+        _, functions[name], _ = build(lore, device, envs, DreamerConfig())
     sync = device.type == "cuda"
     return compare(functions, rounds=rounds, calls=calls, sync=sync, baseline="off")
 

@@ -354,9 +354,6 @@ class PlannerConfig(Settings, prefix="lore.planner"):
     elites: int = setting(8, "CEM: best sequences that the distribution is refitted to.", ge=1)
     temperature: float = setting(0.01, "MPPI: temperature, in units of the return.", gt=0)
     lmbda: float = setting(0.95, "Mixing of the lambda return that scores a sequence.", ge=0, le=1)
-    weight: float = setting(
-        1.0, "Weight of the planner's advice, as an answer's confidence.", gt=0, le=1
-    )
     dyna_weight: float = setting(
         0.0,
         "Weight of imitating first steps of imagined trajectories that are worth more than the "

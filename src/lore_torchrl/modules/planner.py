@@ -176,9 +176,7 @@ class LatentPlanner(TensorDictModuleBase):
     def usable(self, planned: tuple[Tensor, Tensor]) -> AdviceBatch:
         """Return written logits and score as advice; a score that is no number is none."""
         logits, score = planned
-        return AdviceBatch.clean(
-            logits, torch.full_like(score, self.config.weight), score.isfinite()
-        )
+        return AdviceBatch.clean(logits, torch.ones_like(score), score.isfinite())
 
     def _step(self, latent: TensorDictBase, action: Tensor) -> TensorDictBase:
         """Return the state that follows an action, with its reward."""
