@@ -165,6 +165,18 @@ def test_progress_goes_on_where_it_was_saved(env_and_agent):
             torch.testing.assert_close(again.bandit.state_dict()[name], value)
 
 
+def test_what_came_late_is_counted_on(env_and_agent):
+    agent = env_and_agent[1]
+    with make(agent, LoReConfig(calls=CallsConfig(mode="async"))) as lore:
+        lore.late.written, lore.late.missed = 5, 2
+        saved = copy.deepcopy(lore.state_dict())
+        lore.late.written = lore.late.missed = 0
+        lore.load_state_dict(saved)
+        assert (lore.stats()["advice/late_rows"], lore.stats()["advice/late_rows_missed"]) == (5, 2)
+    with make(agent, LoReConfig()) as blocking:
+        blocking.load_state_dict(saved)
+
+
 @pytest.mark.parametrize("case", ["stock", "copy", "own"])
 def test_a_policy_that_is_not_the_losses_is_told_of(env_and_agent, case, monkeypatch):
     env, agent = env_and_agent

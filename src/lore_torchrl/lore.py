@@ -277,6 +277,7 @@ class LoRe:
             # An entry that nobody writes: the transform looks up and never asks.
             require_key=keys.BETA if describer is None else "lore_asks",
             beta_key=keys.BETA if self.actor.prior_net is None else keys.ACQUISITION,
+            beta_max=self.config.gate.beta_max,
             success_key=self._success_key,
             abstract_states=calls.abstract_states,
             noop_filter=calls.noop_filter,
@@ -471,6 +472,8 @@ class LoRe:
             state["bandit"] = self.bandit.state_dict()
         if self.subgoals is not None:
             state["subgoals"] = self.subgoals.state_dict()
+        if self.late is not None:
+            state["late"] = self.late.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -487,7 +490,7 @@ class LoRe:
                 "of no LoRe, or of one with other parts on. Build LoRe with the settings that it "
                 "was saved with."
             )
-        if unused := sorted(set(state_dict) - parts):
+        if unused := sorted(set(state_dict) - parts - {"late"}):
             torchrl_logger.warning(
                 f"{', '.join(unused)} of the state_dict() is off here: left out."
             )
@@ -496,6 +499,9 @@ class LoRe:
             self.bandit.load_state_dict(state_dict["bandit"])
         if self.subgoals is not None:
             self.subgoals.load_state_dict(state_dict["subgoals"])
+        # Of counts alone, and a run may go on in the other mode.
+        if self.late is not None and "late" in state_dict:
+            self.late.load_state_dict(state_dict["late"])
         self.observer.load_state_dict(state_dict["observer"])
         self.service.load_state_dict(state_dict["service"])
 

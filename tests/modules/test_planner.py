@@ -361,7 +361,6 @@ class TestWiring:
             ({"method": "random"}, "method"),
             ({"seed": "llm"}, "seed"),
             ({"temperature": 0.0}, "temperature"),
-            ({"weight": 1.5}, "weight"),
         ],
     )
     def test_impossible_settings_name_themselves(self, settings, message):

@@ -89,6 +89,17 @@ def test_where_no_rollout_gains_more_than_another_it_is_zero(opinions, subgoal):
     assert losses(built, sample(subgoal))["loss_lore_subgoal"].item() == pytest.approx(0, abs=1e-6)
 
 
+def test_done_may_lack_its_last_dimension_as_replay_gives_it():
+    built, drawn = learner(opinions=True), sample()
+    done = torch.rand(BATCH, TIME, 1) < 0.5
+    drawn["next", "done"] = done
+    whole = losses(built, drawn)["loss_lore_subgoal"]
+    named = built.loss.actor_loss.subgoal.reshape(BATCH, TIME, GOALS).any(-1)
+    assert torch.equal(named, ~done.squeeze(-1))
+    drawn["next", "done"] = done.squeeze(-1)
+    torch.testing.assert_close(losses(built, drawn)["loss_lore_subgoal"], whole)
+
+
 def test_the_head_learns_what_is_true_and_moves_nothing_else():
     built, drawn = learner(opinions=False), sample()
     result = losses(built, drawn)

@@ -47,7 +47,7 @@ def stored(replay, member):
 def test_answers_reach_their_rows_and_no_others():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [0, 5, 7, 5], members=[0, 0, 0, 1])
-    assert len(late) == 3
+    assert late.waiting == 3
     assert late.apply(replay, answered({5: advice(2), 9: advice(9)})) == 2
     assert stored(replay, 0) == ([0, 2, 0], [False, True, False])
     assert stored(replay, 1) == ([2], [True])
@@ -60,13 +60,13 @@ def test_answers_reach_their_rows_and_no_others():
 def test_rows_with_advice_wait_for_none():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [4, 4], mask=[True, False])
-    assert len(late) == 1
+    assert late.waiting == 1
 
 
 def test_an_answer_replaces_the_fallback_for_it():
     replay, late = make_replay(6), LateAdvice()
     store(late, replay, [4, 4, 5], mask=[True] * 3, fallback=[True, False, True])
-    assert len(late) == 2
+    assert late.waiting == 2
     assert late.apply(replay, answered({4: advice(2), 5: None})) == 1
     assert stored(replay, 0) == ([2, 0, 0], [True, True, True])
     assert replay[0][:]["next", keys.ADVICE_ID].flatten().tolist() == [4, 4, 5]

@@ -69,6 +69,16 @@ def test_a_terminated_episode():
     expect(stored(replay), 3.0, 4.0, 4.0, 0.0)
 
 
+def test_rewards_in_double_precision():
+    returns, replay = make_returns(), make_replay(12)
+    rows = records([RESET, 1.0, 2.0, (4.0, "end")])
+    rows["next", "reward"] = rows["next", "reward"].double()
+    rows = returns.prepare(rows)
+    assert rows[keys.IMITATION_WEIGHT].dtype == torch.float32
+    returns.write(replay, rows, replay.extend(rows))
+    expect(stored(replay), 3.0, 4.0, 4.0, 0.0)
+
+
 def test_a_truncated_episode_goes_on_behind_its_limit():
     returns, replay = make_returns(), make_replay(12)
     store(returns, replay, [RESET, 1.0, 2.0, (4.0, "limit")])

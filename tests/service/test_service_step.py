@@ -11,7 +11,7 @@ import pytest
 from questions import join_loops, request, step
 
 from lore_torchrl.advisors.base import Advice
-from lore_torchrl.advisors.errors import FatalAdviceError, Usage
+from lore_torchrl.advisors.errors import AdviceError, FatalAdviceError, Usage
 from lore_torchrl.service import (
     AdviceCache,
     AdviceService,
@@ -139,10 +139,16 @@ class OddError(Exception):
         raise ValueError("no text")
 
 
+class OddAdviceError(AdviceError, kind="odd"):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 @pytest.mark.parametrize("mode", ["blocking", "async"])
 @pytest.mark.parametrize(
     ("answer", "errors"),
     [
+        (OddAdviceError(), {"ValueError": 1}),
         (Advice((0.0, 1.0), usage=Usage(None, "3", float("nan"))), {}),
         (Advice((0.0, 1.0), usage=Usage(10**400, -2, float("inf"))), {}),
         (OddError(), {"ValueError": 1}),

@@ -197,6 +197,14 @@ def test_only_the_highest_score_is_asked_about():
         assert service.advisor.asked[3:] == [1]
 
 
+def test_where_the_gate_lets_nothing_through_no_episode_begins_with_a_call():
+    for beta_max, asked in ((0.0, []), (1.0, [0, 100])):
+        with make_service(min_beta=0.05) as service:
+            env = make_env(service, lengths=(2, 2), beta_max=beta_max)
+            env.rollout(6, Act([0.0, 0.0]), break_when_any_done=False)
+            assert service.advisor.asked == asked
+
+
 def test_rows_in_the_same_situation_share_one_call():
     with make_service() as service:
         env = TransformedEnv(

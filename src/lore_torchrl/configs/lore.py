@@ -36,7 +36,10 @@ class CallsConfig(Settings, prefix="lore.calls"):
         None, "Money, in the currency of the advisor's prices; as above.", gt=0
     )
     calls_per_step: int = setting(
-        1, "Most calls in one step of all environments: highest acquisition score first.", ge=1
+        1,
+        "Most calls in one step of all environments, highest acquisition score first; as many "
+        "again where episodes begin at that step.",
+        ge=1,
     )
     cooldown: int = setting(0, "Steps between two calls.", ge=0)
     cooldown_after_success: int = setting(

@@ -95,7 +95,9 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         actor_loss, head = self.actor_loss, self.actor_loss.subgoal_head
         if head is not None:
             # Nothing is to be reached from a state that ends an episode.
-            open_ = ~sample.get(("next", self.value_loss.tensor_keys.done))
+            open_ = ~sample.get(("next", self.value_loss.tensor_keys.done)).reshape(
+                *sample.shape, 1
+            )
             actor_loss.subgoal = (self._kept(sample, keys.SUBGOAL) * open_).flatten(0, 1)
         result = super().forward(sample)
         context = result.get(self.tensor_keys.replay_context)

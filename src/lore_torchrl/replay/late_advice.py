@@ -42,8 +42,9 @@ class LateAdvice:
         self._places: dict[int, list[tuple[int, int, int]]] = {}
         self._action_mask = False  # whether rows hold which actions are valid
 
-    def __len__(self) -> int:
-        """Return how many rows wait."""
+    @property
+    def waiting(self) -> int:
+        """How many rows wait."""
         return sum(map(len, self._places.values()))
 
     def note(self, records: TensorDictBase, where: TensorDictBase) -> None:
@@ -96,12 +97,12 @@ class LateAdvice:
         return {
             "late_rows": float(self.written),
             "late_rows_missed": float(self.missed),
-            "late_rows_waiting": float(len(self)),
+            "late_rows_waiting": float(self.waiting),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters. What waits now is lost with the questions in flight."""
-        return {"written": self.written, "missed": self.missed + len(self)}
+        return {"written": self.written, "missed": self.missed + self.waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counters; no row waits any more."""

@@ -47,7 +47,7 @@ class EpisodeReturns:
 
     def prepare(self, records: TensorDictBase) -> TensorDictBase:
         """Add the return, as yet unknown, and an imitation weight of 0 to records ``[N]``."""
-        reward = records.get(("next", "reward")).reshape(len(records), 1)
+        reward = records.get(("next", "reward")).reshape(len(records), 1).float()
         records.set(keys.IMITATION_WEIGHT, torch.zeros_like(reward))
         return records.set(("next", keys.RETURN), torch.full_like(reward, torch.nan))
 

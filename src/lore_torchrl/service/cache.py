@@ -58,12 +58,14 @@ class AdviceCache:
     visits since the last.
 
     **No-op filter.** After :meth:`filter_no_op` answers that prefer the action do not serve that
-    situation any more. An advisor that repeats such an answer is not asked about it again.
+    situation any more. An advisor that repeats such an answer is not asked about it again; the
+    answer still goes to the row that asked, for this one step.
 
     With a ``store`` an answer is on disk when :meth:`put` returns. Answers that are only in
-    the store, from an earlier process or another one, are loaded at the first miss. The
-    clock, the order of use and the counters are in :meth:`state_dict` alone. A look-up never
-    waits for another thread's writing.
+    the store, from an earlier process or another one, are loaded at the first miss; those that
+    ``max_entries`` has pushed out, where exactly their situation comes back. The clock, the
+    order of use and the counters are in :meth:`state_dict` alone. A look-up never waits for
+    another thread's writing.
 
     Args:
         max_entries: Answers in memory, at least 1. Default: ``100_000``.

@@ -90,6 +90,7 @@ def _result(request: AdviceRequest, answer: Any) -> Advice | AdviceError:
 
 def _error(error: BaseException) -> AdviceError:
     if isinstance(error, AdviceError):
+        str(error)  # judge() guards against one that cannot be shown
         error.kind = safe_kind(error.kind)
         return error
     if isinstance(error, TimeoutError):

@@ -84,8 +84,9 @@ class AdviceTransform(RowTransform):
         require_key: Entry that the policy writes if it can use advice; ``None`` for
             always armed. Default: ``"lore_beta"``.
         beta_key: Acquisition score at the step acted on, one number per row, used for the
-            next observation, whose score is not known yet; 1 where there is none.
+            next observation, whose score is not known yet; 1 where the policy writes none.
             Default: ``"lore_beta"``.
+        beta_max: Acquisition score of an episode's first observation. Default: ``1.0``.
         success_key: Entry of the next tensordict that is true where a row has succeeded.
             Default: none; then a success is an episode that ends with a reward above 0.
         value_key: Value that the policy gives the observation it acts on, one number per row,
@@ -123,6 +124,7 @@ class AdviceTransform(RowTransform):
         *,
         require_key: NestedKey | None = keys.BETA,
         beta_key: NestedKey = keys.BETA,
+        beta_max: float = 1.0,
         success_key: NestedKey | None = None,
         value_key: NestedKey | None = None,
         discount: float = 1.0,
@@ -157,6 +159,7 @@ class AdviceTransform(RowTransform):
         self.service = service
         self.require_key = require_key
         self.beta_key = beta_key
+        self.beta_max = beta_max
         self.success_key = success_key
         self.value_key = value_key
         self.discount = discount
@@ -244,7 +247,7 @@ class AdviceTransform(RowTransform):
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
         self._rows.value[reset] = np.nan
-        signals = StepSignals([1.0] * rows, self._rows.untold_resets.tolist())
+        signals = StepSignals([self.beta_max] * rows, self._rows.untold_resets.tolist())
         self._advise(tensordict_reset, np.flatnonzero(reset).tolist(), signals)
         return tensordict_reset
 
