@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from lore_torchrl.advisors.redaction import redact_output
 from lore_torchrl.advisors.show import ask_once
 from lore_torchrl.configs import register_configs, settings_of
-from lore_torchrl.dreamer.acting import adapter_of
+from lore_torchrl.dreamer.acting import adapter_of, sends_image
 from lore_torchrl.dreamer.advice import build_advisor
 from lore_torchrl.dreamer.programs import show_program
 from lore_torchrl.dreamer.secrets import hide_secrets
@@ -50,7 +50,7 @@ def main(config: DictConfig) -> None:
             steps=config.steps,
             seed=config.seed,
             memory=env.memory,
-            image=getattr(advisor, "send_image", False),
+            image=sends_image(advisor),
         )
         advisor = build_advisor(advisor, planner=planner_of(adapter), seed=config.seed)
         report, advised = asyncio.run(ask_once(advisor, request))

@@ -15,19 +15,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 from tqdm import tqdm
 
 from lore_torchrl.dreamer.figures import save_figures
 from lore_torchrl.dreamer.logging import read_metrics
-from lore_torchrl.dreamer.run_lock import file_lock
+from lore_torchrl.dreamer.run_lock import file_lock, handled_signals
 from lore_torchrl.experiments.launch import ENVIRONMENT
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 RUNS = {"LoRe": [], "stock DreamerV3": ["lore=off"]}
 
 
-def start(folder: Path, overrides: list[str], args: argparse.Namespace) -> subprocess.Popen:
+def start(
+    folder: Path, overrides: list[str], args: argparse.Namespace, lock: IO[str]
+) -> subprocess.Popen:
     """Start one training run as a user would."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -44,6 +47,8 @@ def start(folder: Path, overrides: list[str], args: argparse.Namespace) -> subpr
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **ENVIRONMENT},
+            # Should it outlive this process, the folder stays its own.
+            pass_fds=[lock.fileno()],
         )
 
 
@@ -113,14 +118,20 @@ def main() -> None:
     with file_lock(output / "demo.lock") as lock:
         if lock is None:
             sys.exit(f"Another demo writes to {output}: wait for it, or give another --output.")
-        demo(output, args)
+        with handled_signals(end):
+            demo(output, args, lock)
 
 
-def demo(output: Path, args: argparse.Namespace) -> None:
+def end(signum: int, _frame: object) -> None:
+    """Leave, and end both runs on the way."""
+    sys.exit(128 + signum)
+
+
+def demo(output: Path, args: argparse.Namespace, lock: IO[str]) -> None:
     """Run both, then report."""
     folders = {"LoRe": output / "lore", "stock DreamerV3": output / "stock"}
     started = time.perf_counter()
-    processes = {name: start(folders[name], RUNS[name], args) for name in RUNS}
+    processes = {name: start(folders[name], RUNS[name], args, lock) for name in RUNS}
     follow(processes, folders, args.steps)
     failed = [name for name, process in processes.items() if process.returncode]
     for name in failed:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lore_torchrl.dreamer.hooks import MetricsHook
+from lore_torchrl.dreamer.hooks import EvaluationHook, MetricsHook
 
 
 def batch(rewards, ends):
@@ -78,3 +78,39 @@ def test_a_row_that_a_checkpoint_has_cut_in_two_is_whole():
     for name in names:
         assert parts[0][name] == pytest.approx(whole[0][name])
     assert whole[0]["train/episodes"] == 5.0 and whole[0]["loss/actor"] == pytest.approx(4.0)
+
+
+# From step 140 to 144: a shorter interval counts at once, a longer one after what was due.
+@pytest.mark.parametrize(
+    ("before", "now", "due"),
+    [(100, 100, [200]), (100, 20, [148, 160, 180, 200]), (20, 100, [160, 200])],
+)
+def test_a_resumed_run_has_the_intervals_of_now(before, now, due):
+    def make(interval, step):
+        trainer = SimpleNamespace(collected_frames=step, total_frames=1_000)
+        logger = SimpleNamespace(log=lambda step, row: made.append(step))
+        rows = MetricsHook(logger, interval=interval, num_envs=1, updates=lambda: 0)
+        evaluation = EvaluationHook(lambda: {"success": 1.0}, logger, interval=interval)
+        rows._trainer = evaluation._trainer = trainer
+        return rows, evaluation, trainer
+
+    made = []
+    rows, evaluation, trainer = make(before, 140)
+    rows.write(), evaluation()
+    made.clear()
+    again, evaluated, trainer = make(now, 144)
+    again.load_state_dict(rows.state_dict()), evaluated.load_state_dict(evaluation.state_dict())
+    for step in range(148, 204, 4):
+        trainer.collected_frames = step
+        again.write(), evaluated()
+    assert made == [step for step in due for _ in (rows, evaluation)]
+
+
+def test_an_evaluation_that_was_broken_off_is_due_in_the_resumed_run():
+    hook = EvaluationHook(lambda: None, None, interval=100)
+    hook._trainer = SimpleNamespace(collected_frames=104, total_frames=1_000)
+    hook()
+    again = EvaluationHook(lambda: None, None, interval=30)
+    again._trainer = hook._trainer
+    again.load_state_dict(hook.state_dict())
+    assert again.due

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_run import OFF, tiny_config
 
-from lore_torchrl.configs import HealthConfig, LoggerConfig
+from lore_torchrl.configs import HealthConfig, LoggerConfig, LoReConfig
 from lore_torchrl.dreamer.checkpoint import find_checkpoint
 from lore_torchrl.dreamer.logging import RunLogger
 from lore_torchrl.dreamer.run import read_stop, train
@@ -81,6 +81,35 @@ def test_a_run_whose_end_cannot_be_uploaded_is_complete(tmp_path, monkeypatch, c
         summary = train(tiny_config(tmp_path, total_steps=32, logger=QUIET, lore=OFF))
     assert summary["step"] == 32 and closed == [False]
     assert "not uploaded" in caplog.text and "no route to the server" in caplog.text
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_leaves_the_workers_to_the_run(tmp_path):
+    """It reaches every process of the group, and a worker that died would end the run."""
+    pytest.importorskip("minigrid")
+    words = ["env.parallel=true", "env.num_envs=2", "total_steps=100000", "logger.interval=32"]
+    words += [f"output_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra", "lore=off"]
+    command = [sys.executable, EXAMPLES / "train.py", "experiment=doorkey5x5", *words]
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130, (tmp_path / "log").read_text()[-2000:]
+    finally:
+        run.kill()
+    assert read_stop(tmp_path)["reason"] == "SIGINT"
+    assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
+
+
+def test_a_run_that_replaces_another_keeps_none_of_its_advice(tmp_path):
+    train(tiny_config(tmp_path, total_steps=32, logger=QUIET))
+    assert (tmp_path / "advice.jsonl").read_text()
+    stock = LoReConfig(enabled=False)
+    train(tiny_config(tmp_path, total_steps=32, logger=QUIET, lore=stock))
+    assert not (tmp_path / "advice.jsonl").exists()
 
 
 SILENT = """

@@ -168,6 +168,49 @@ def test_what_a_study_began_ends_with_it_or_keeps_its_folder(tmp_path, script, s
     assert job.state == "done"
 
 
+ONE_SIGNAL = """
+import os, signal, sys, time
+given = dict(word.split("=", 1) for word in sys.argv[1:])
+folder = given["output_dir"].strip("'")
+def note(signum, frame):
+    with open(os.path.join(folder, "signals"), "a") as file:
+        file.write(signal.Signals(signum).name + " ")
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, note)
+open(os.path.join(folder, "began"), "w").close()
+while not os.path.exists(os.path.join(folder, "signals")):
+    time.sleep(0.02)
+time.sleep(0.5)
+sys.exit(130)
+"""
+
+
+def test_ctrl_c_in_a_terminal_reaches_a_run_once(tmp_path):
+    """The second signal would end it before it has saved."""
+    script = tmp_path / "script.py"
+    script.write_text(ONE_SIGNAL)
+    (job,) = make_jobs(tmp_path / "out", {"e": []}, {"m": []}, seeds=1)
+    command = [sys.executable, "-c", STUDY, tmp_path / "out", script]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as study:
+        wait_for(job.folder / "began")
+        os.killpg(study.pid, signal.SIGINT)
+        assert study.wait(30) != 0
+    assert (job.folder / "signals").read_text().split() == ["SIGTERM"] and job.state == "open"
+
+
+def test_a_second_attempt_does_not_go_on_where_the_failed_one_stood(tmp_path, script, monkeypatch):
+    monkeypatch.setenv("SLEEP", "0")
+    (failed,) = make_jobs(tmp_path, {"e": []}, {"m": ["fail=0"]}, seeds=1)
+    run_jobs([failed], script=script, processes=1)
+    (failed.folder / "checkpoints" / "checkpoint-000000000100").mkdir(parents=True)
+    (job,) = make_jobs(tmp_path, {"e": []}, {"m": ["fail=none"]}, seeds=1)
+    monkeypatch.setenv("CUT", "SIGINT")
+    run_jobs([job], script=script, processes=1, retry=True)
+    monkeypatch.delenv("CUT")
+    assert run_jobs([job], script=script, processes=1) == []
+    assert "resume=" not in (job.folder / "began").read_text()
+
+
 def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path, script, monkeypatch):
     monkeypatch.setenv("SLEEP", "0")
 

@@ -28,13 +28,18 @@ def test_a_folder_without_finished_runs_is_refused(tmp_path):
         read_runs(tmp_path)
 
 
-def settings(seed, *, total_steps=200, env="Empty", lore=True, tau=0.5):
+def settings(seed, *, total_steps=200, env="Empty", lore=True, tau=0.5, beta_max=1.0, **more):
     return {
         "seed": seed,
         "total_steps": total_steps,
         "output_dir": f"runs/{tau}-{seed}",
         "env": {"id": env, "num_envs": 4},
-        "lore": {"enabled": lore, "gate": {"tau": tau, "kappa": 4.0}},
+        "lore": {
+            "enabled": lore,
+            "gate": {"tau": tau, "kappa": 4.0, "beta_max": beta_max},
+            "calls": {"ledger": f"run{seed}"},
+            **more,
+        },
         "logger": {"group": None},
     }
 
@@ -126,6 +131,20 @@ def test_runs_outside_studies_come_from_their_folders(tmp_path):
     plain_run(tmp_path / "third", 200, seed=0, tau=0.6)
     methods = [r.method for r in read_runs(tmp_path) if r.experiment == "Empty"]
     assert methods == ["lore.gate.tau=0.5"] * 2 + ["lore.gate.tau=0.6", "stock"]
+
+
+def test_stock_runs_that_sample_replay_otherwise_are_another_method(tmp_path):
+    sampling = ({"kind": "uniform"}, {"kind": "success"})
+    for seed, way in enumerate(sampling):
+        plain_run(tmp_path / way["kind"], 200, seed=seed, lore=False, sampling=way)
+    methods = {record.method for record in read_runs(tmp_path)}
+    assert methods == {"stock, lore.sampling.kind=uniform", "stock, lore.sampling.kind=success"}
+
+
+def test_self_imitation_alone_is_not_called_lore(tmp_path):
+    plain_run(tmp_path / "stock", 200, seed=0, lore=False)
+    plain_run(tmp_path / "imitation", 200, seed=0, beta_max=0.0)
+    assert {record.method for record in read_runs(tmp_path)} == {"stock", "LoRe without advice"}
 
 
 def about(seed: int) -> str:

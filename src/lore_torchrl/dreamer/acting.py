@@ -75,7 +75,7 @@ def build_env_agent(
     sizes = check_adapter(
         adapter,
         memory=config.env.memory,
-        image=sends_image(config),
+        image=sends_image(config.advisor),
         abstract_states=lore.enabled and lore.calls.abstract_states,
         masked=lore.enabled and lore.epsilon.eps_init > 0,
         advised=lore.enabled,
@@ -161,7 +161,7 @@ def build_acting(
         epsilon=default.epsilon,
         subgoal=replace(c.lore.subgoal, condition=False, path=None),
     )
-    describer = adapter.make_describer(memory=c.env.memory, image=sends_image(c))
+    describer = adapter.make_describer(memory=c.env.memory, image=sends_image(c.advisor))
     if programs is not None:
         describer = programs.name_subgoals(describer)
     lore = LoRe(
@@ -240,11 +240,7 @@ def idle_channels(config: TrainConfig) -> list[str]:
     ]
 
 
-def sends_image(config: TrainConfig) -> bool:
-    """Return whether the advisor, or one that it asks, sends a picture with each question."""
-
-    def sends(advisor: object) -> bool:
-        settings = advisor if isinstance(advisor, Mapping) else getattr(advisor, "__dict__", {})
-        return bool(settings.get("send_image", False)) or any(map(sends, settings.values()))
-
-    return sends(config.advisor)
+def sends_image(advisor: object) -> bool:
+    """Return whether an advisor, by its settings, or one that it asks sends a picture."""
+    settings = advisor if isinstance(advisor, Mapping) else getattr(advisor, "__dict__", {})
+    return bool(settings.get("send_image", False)) or any(map(sends_image, settings.values()))

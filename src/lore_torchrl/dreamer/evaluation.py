@@ -78,7 +78,9 @@ def _evaluate(
     )
     policy = agent.policy()
     if lore is not None:
-        describer = adapter.make_describer(memory=config.env.memory, image=sends_image(config))
+        describer = adapter.make_describer(
+            memory=config.env.memory, image=sends_image(config.advisor)
+        )
         if programs is not None:
             describer = programs.name_subgoals(describer)
         env = lore.advise(env, describer=describer)

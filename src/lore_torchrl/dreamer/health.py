@@ -189,7 +189,9 @@ class HealthMonitor:
             yield "invalid_answers", share > c.invalid_share, patience, message
 
         if c.budget_burn_share is not None and calls and left is not None:
-            if left == 0 and memory.spent_step is None:
+            if left > 0:  # a resume may have raised the budget
+                memory.spent_step = None
+            elif memory.spent_step is None:
                 memory.spent_step = int(get("advice/last_call_step", step))
             spent = self.total_steps if memory.spent_step is None else memory.spent_step
             message = (

@@ -233,7 +233,7 @@ class MetricsHook(TrainerHookBase):
         step = self._trainer.collected_frames
         if step < self._next and step < self._trainer.total_frames and not self._urgent:
             return
-        self._next = (step // self.interval + 1) * self.interval
+        self._next = _after(step, self.interval)
         row = {name: mean for name, (mean, _) in self._means().items()}
         row["train/episodes"] = float(len(self._window["train/success"]))
         for gauge in self.gauges:
@@ -270,6 +270,7 @@ class MetricsHook(TrainerHookBase):
         """Return where the next row is due, what it holds so far, and what health has seen."""
         state = {
             "next": self._next,
+            "interval": self.interval,
             "elapsed": self.elapsed,
             "start": list(self._window_start),
             "window": self._means(),
@@ -280,7 +281,7 @@ class MetricsHook(TrainerHookBase):
         """Restore what :meth:`state_dict` returned; of the coming row its means so far."""
         if self.health is not None and "health" in state_dict:
             self.health.load_state_dict(state_dict["health"])
-        self._next = state_dict["next"]
+        self._next = _due(state_dict, self.interval)
         self._elapsed = state_dict["elapsed"]
         self._window_start = tuple(state_dict["start"])
         self._window.clear()
@@ -324,11 +325,8 @@ class EvaluationHook(TrainerHookBase):
         if outcome is None:
             self._next = step
             return
-        self._next = self._after(step)
+        self._next = _after(step, self.interval)
         self.logger.log(step, {f"eval/{name}": value for name, value in outcome.items()})
-
-    def _after(self, step: int) -> int:
-        return (step // self.interval + 1) * self.interval
 
     def make_up(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Make an evaluation that was broken off, unless ``rows`` of the log have it already."""
@@ -337,7 +335,7 @@ class EvaluationHook(TrainerHookBase):
         step = self._trainer.collected_frames
         made = (row for row in rows if any(name.startswith("eval/") for name in row))
         if any(row["step"] == step for row in made):
-            self._next = self._after(step)
+            self._next = _after(step, self.interval)
         else:
             self()
 
@@ -348,14 +346,25 @@ class EvaluationHook(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next evaluation is due."""
-        return {"next": self._next}
+        return {"next": self._next, "interval": self.interval}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore where the next evaluation is due."""
-        self._next = state_dict["next"]
+        """Restore where the next evaluation is due, by the interval of now."""
+        self._next = _due(state_dict, self.interval)
 
     def register(self, trainer: Trainer, name: str = "evaluation") -> None:
         """Attach to the end of each round."""
         self._trainer = trainer
         trainer.register_op("post_steps", self)
         trainer.register_module(name, self)
+
+
+def _after(step: int, interval: int) -> int:
+    """Return the first multiple of an interval after a step."""
+    return (step // interval + 1) * interval
+
+
+def _due(saved: Mapping[str, Any], interval: int) -> int:
+    """Return where something is due that was saved with an interval that may have been longer."""
+    due = saved["next"]
+    return min(due, _after(due - saved.get("interval", interval), interval))

@@ -246,6 +246,7 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         programs = output / "programs.jsonl"
         if programs.resolve() not in named:
             programs.unlink(missing_ok=True)
+        (output / "advice.jsonl").unlink(missing_ok=True)
     logger = RunLogger(c.logger, output, run_config=redact_all(c), **earlier)
     advice_log = None
     if acting.service is not None and c.logger.advice_rows:
@@ -422,8 +423,8 @@ def _train(config: TrainConfig, advisor: Advisor | None) -> dict[str, float]:
         if is_finite(run.learner.loss):
             raise
         raise FloatingPointError(
-            "The agent's parameters are no longer finite: resume an earlier checkpoint of "
-            f"{output} with a lower dreamer.lr."
+            "The agent's parameters are no longer finite: start over with a lower dreamer.lr, "
+            f"which a resume cannot change. Checkpoints from before are in {output}/checkpoints."
         ) from error
     else:
         step, total = run.trainer.collected_frames, run.trainer.total_frames

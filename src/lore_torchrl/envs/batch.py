@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable
 from functools import partial
 
@@ -67,6 +68,8 @@ def _make_seeded(make_row: Callable[[int], EnvBase], seed: int, run_pid: int) ->
     # A worker's global streams are its own; those of the run's process are the run's.
     if os.getpid() != run_pid:
         seed_all(seed)
+        # Ctrl-C in a terminal reaches every process: the run ends its workers, once it has saved.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return make_row(seed)
 
 

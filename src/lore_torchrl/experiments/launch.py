@@ -20,6 +20,7 @@ from torchrl._utils import logger as torchrl_logger
 
 from lore_torchrl.advisors.redaction import redact_all
 from lore_torchrl.configs import StudyConfig
+from lore_torchrl.dreamer.checkpoint import set_aside
 from lore_torchrl.dreamer.logging import read_object, rewrite
 from lore_torchrl.dreamer.run_lock import SIGNALS, file_lock, handled_signals, sign
 from lore_torchrl.experiments.records import read_csv, read_runs, run_key
@@ -249,6 +250,9 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
     resumed = []
     if job.state == "open" and _has_checkpoint(job):
         resumed = [f"resume={_quoted(str(job.folder))}"]
+    if job.state == "failed":
+        # Cut off early, the new attempt would be taken up from where the failed one stood.
+        set_aside(job.folder / "checkpoints", after=-1)
     # Left by the run, if it ended before its last step.
     stopped = job.folder / "stopped.json"
     for path in (job.folder / "failed", stopped):
@@ -272,6 +276,9 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
             stderr=subprocess.STDOUT,
             env={**os.environ, **ENVIRONMENT},
             pass_fds=[lock.fileno()],
+            # Ctrl-C in a terminal reaches this process alone, which ends its runs: a run that got
+            # both signals would take the second as a wish to end at once.
+            process_group=0,
         )
         sign(lock, process.pid)
         code = workers.wait_for(process)

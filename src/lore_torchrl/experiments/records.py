@@ -41,7 +41,7 @@ _OURS = {"seed", "total_steps", "env"}
 # Settings in which runs of one method may differ.
 _NO_METHOD = re.compile(
     r"(seed|total_steps|output_dir|resume|record|device|num_threads|checkpoint_\w+"
-    r"|env\.(id|parallel)|(logger|health|evaluation)\..*)$"
+    r"|env\.(id|parallel)|lore\.calls\.(store|ledger)|(logger|health|evaluation)\..*)$"
 )
 
 
@@ -218,11 +218,14 @@ def _name(runs: Sequence[tuple[Record, Mapping[str, Any]]], by: Sequence[str]) -
         _, advised = group(record, own)
         names = by or differing
         if not advised:
-            # Without advice its settings make no difference.
-            names = [name for name in names if not name.startswith(("lore.", "advisor."))]
+            # Without advice its settings make no difference, but for how replay is sampled.
+            names = [n for n in names if not re.match(r"advisor\.|lore\.(?!sampling\.)", n)]
         words = [f"{name}={own[name]}" for name in names]
         if not (advised and words):
-            words.insert(0, "LoRe" if advised else "stock")
+            # Self-imitation alone is neither.
+            silent = own.get("lore.gate.beta_max") in ("0", "0.0")
+            lore = "LoRe without advice" if silent else "LoRe"
+            words.insert(0, lore if advised else "stock")
         records.append(replace(record, method=", ".join(words)))
     return records
 
