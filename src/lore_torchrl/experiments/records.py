@@ -123,7 +123,7 @@ def read_runs(*sources: str | Path, by: Sequence[str] = ()) -> list[Record]:
     Those of folders are in the order of experiment, method, seed. A run of a study knows what it
     is. Any other, of ``examples/train.py`` or a sweep, is named by its environment and the
     settings in which the runs there differ, or by those of ``by``, such as ``lore.gate.tau``; or
-    ``LoRe`` or ``stock`` where they do not differ.
+    ``LoRe``, ``LoRe without advice`` or ``stock`` where they do not differ.
 
     Raises:
         FileNotFoundError: If there is no finished run below a folder.
