@@ -279,6 +279,7 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
             # Ctrl-C in a terminal reaches this process alone, which ends its runs: a run that got
             # both signals would take the second as a wish to end at once.
             process_group=0,
+            stdin=subprocess.DEVNULL,
         )
         sign(lock, process.pid)
         code = workers.wait_for(process)
