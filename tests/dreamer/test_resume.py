@@ -13,12 +13,18 @@ import torch
 from tiny_run import planner, tiny_config, untimed
 
 from lore_torchrl.advisors.errors import FatalAdviceError
-from lore_torchrl.configs import EpsilonConfig, EvaluationConfig, LoggerConfig, LoReConfig
+from lore_torchrl.configs import (
+    EpsilonConfig,
+    EvaluationConfig,
+    FeaturesConfig,
+    LoggerConfig,
+    LoReConfig,
+)
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
 from lore_torchrl.dreamer.checkpoint import find_checkpoint, load_config
 from lore_torchrl.dreamer.logging import RunLogger, read_metrics
-from lore_torchrl.dreamer.run import build_run, train
+from lore_torchrl.dreamer.run import _structure, build_run, train
 from lore_torchrl.envs.minigrid import MiniGridObservation
 from lore_torchrl.keys import COEFFICIENT, RETURN
 from lore_torchrl.lore import build_bandit
@@ -219,6 +225,16 @@ def test_parts_that_could_not_be_restored_are_named(finished, part, setting, val
     setattr(getattr(config.lore, part), setting, value)
     with pytest.raises(ValueError, match=f"resume: .*{named} .* there, .* here"):
         build_run(config, advisor=planner())
+
+
+def test_limits_of_programs_may_change(tmp_path):
+    config = tiny_config(tmp_path, total_steps=32, checkpoint_interval=32)
+    config.lore.features = FeaturesConfig(enabled=True, max_failures=5)
+    before = _structure(config)
+    config.lore.features = FeaturesConfig(enabled=True, max_failures=9, time_limit_s=0.2)
+    assert _structure(config) == before
+    config.lore.features = FeaturesConfig(enabled=True, columns=9)
+    assert _structure(config) != before
 
 
 def test_random_steps_go_on_as_configured_and_not_as_saved(tmp_path):
