@@ -183,7 +183,8 @@ def test_a_good_advisor_that_turns(tmp_path, seed):
     rows = [row for row in read_metrics(config.output_dir) if "bandit/probability" in row]
     before = [row for row in rows if row["advice/calls"] <= turn]
     after = [row for row in rows if row["advice/calls"] > turn]
-    assert sum(row["bandit/probability"] for row in before) / len(before) > 0.9
+    # It begins at 0.9; a single row may follow a segment that failed.
+    assert sum(row["bandit/probability"] for row in before) / len(before) > 0.92
     dropped = next(row for row in after if row["bandit/probability"] < 0.1)
     segments = dropped["bandit/advised_segments"] - before[-1]["bandit/advised_segments"]
     logging.getLogger(__name__).info("seed %d: dropped after %d advised segments", seed, segments)

@@ -105,7 +105,7 @@ def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
 def _structure(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that decide what there is to restore, by name."""
     lore, gate, net = config.lore, config.lore.gate, config.lore.prior_net
-    f = lore.features
+    features = lore.features
     fixed = {name: getattr(config, name) for name in ("env", "dreamer", "seed")}
     fixed["lore.enabled"] = lore.enabled
     if not lore.enabled:
@@ -124,7 +124,9 @@ def _structure(config: TrainConfig) -> dict[str, Any]:
         "lore.gate.hysteresis": bool(gate.hysteresis),
         "lore.loss.beta_imagine_max": bool(lore.loss.beta_imagine_max),
         "lore.loss.imitation_weight": lore.loss.imitation_weight > 0,
-        "lore.features": [f.columns, f.hidden_dim, f.path] if f.enabled else None,
+        "lore.features": (
+            [features.columns, features.hidden_dim, features.path] if features.enabled else None
+        ),
         "lore.mixer.action_mask": lore.mixer.action_mask,
         "lore.mixer.value_gate": lore.mixer.value_temperature is not None,
         "lore.subgoal": [lore.subgoal.enabled, lore.subgoal.imagine, lore.subgoal.condition],
