@@ -127,7 +127,7 @@ def stock_losses(agent, sizes: DreamerConfig):
         continuation_model=agent.continuation,
         imagination_horizon=sizes.imagination_horizon,
     )
-    actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=sizes.gamma, lmbda=sizes.lmbda)
+    actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=1.0, lmbda=sizes.lmbda)
     value_loss = DreamerV3ValueLoss(
         agent.value,
         value_loss="two_hot",

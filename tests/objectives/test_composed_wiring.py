@@ -220,7 +220,7 @@ def test_the_value_ensemble_learns_discounted_returns_where_an_action_was_taken(
     result = forward(loss, sample)
     context, following = result["replay_context"], sample[:, 1:]
     value = loss.actor_loss.value_model(context.clone())["state_value"].detach()
-    gamma, lmbda = config.gamma * (1 - 1 / 4.0), config.lmbda
+    gamma, lmbda = 1 - 1 / 4.0, config.lmbda
     returns, after = torch.zeros_like(value[:, 1:]), value[:, -1]
     for t in reversed(range(TIME - 1)):
         step, nexts = following[:, t], value[:, t + 1]

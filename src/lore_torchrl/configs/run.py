@@ -85,10 +85,9 @@ class DreamerConfig(Settings, prefix="dreamer"):
     dynamic_weight: float = setting(1.0, "Weight of the dynamics loss.", ge=0)
     representation_weight: float = setting(0.1, "Weight of the representation loss.", ge=0)
     entropy_bonus: float = setting(3e-4, "Weight of the policy's entropy.", ge=0)
-    gamma: float = setting(
-        1.0, "Discount beyond the continuation, of 1 - 1/continuation_horizon.", ge=0, le=1
+    continuation_horizon: float = setting(
+        333.0, "Horizon H of the learned continuation; rewards are discounted by 1 - 1/H.", gt=1
     )
-    continuation_horizon: float = setting(333.0, "Horizon of the learned continuation.", gt=1)
     lmbda: float = setting(0.95, "Mixing of the lambda returns.", ge=0, le=1)
     slow_critic_weight: float = setting(1.0, "Pull towards the slow critic.", ge=0)
     slow_critic_tau: float = setting(0.02, "Rate of the slow critic.", gt=0, le=1)

@@ -172,7 +172,7 @@ def build_acting(
         describer=describer,
         latent_sizes=(agent.state_dim, agent.belief_dim),
         world=agent.world,
-        discount=c.dreamer.gamma * (1.0 - 1.0 / c.dreamer.continuation_horizon),
+        discount=1.0 - 1.0 / c.dreamer.continuation_horizon,
         success_key="success",
         seed=c.seed,
         device=device,

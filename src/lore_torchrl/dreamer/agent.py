@@ -325,7 +325,7 @@ def build_agent(
         continuation=continuation,
         actor=actor,
         value=value,
-        world=WorldModel(imagination, continuation, value, gamma=c.gamma),
+        world=WorldModel(imagination, continuation, value),
         filter=acting,
         state_dim=state_dim,
         belief_dim=c.belief_dim,

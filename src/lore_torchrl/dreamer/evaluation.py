@@ -81,8 +81,6 @@ def _evaluate(
         describer = adapter.make_describer(
             memory=config.env.memory, image=sends_image(config.advisor)
         )
-        if programs is not None:
-            describer = programs.name_subgoals(describer)
         env = lore.advise(env, describer=describer)
         policy = agent.policy(lore.actor)
     device = _device_of(policy)
@@ -95,7 +93,7 @@ def _evaluate(
             outcome = play_episodes(env, adapter, policy, stopped)
     finally:
         close_env(env)
-    if outcome is not None and programs is not None and programs.features is not None:
+    if outcome is not None and programs is not None:
         outcome["program_failures"] = float(programs.failed)
     return outcome
 

@@ -73,7 +73,8 @@ def build_learner(
         use_reinforce=agent.action_bounds is None,
         return_normalization_min_scale=c.return_min_scale,
     )
-    actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=c.gamma, lmbda=c.lmbda)
+    # The discount is the continuation's.
+    actor_loss.make_value_estimator(ValueEstimators.TDLambda, gamma=1.0, lmbda=c.lmbda)
     value_loss = DreamerV3ValueLoss(
         agent.value,
         value_loss="two_hot",
@@ -91,7 +92,7 @@ def build_learner(
     if lore is None:
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss, **weights)
     else:
-        loss = lore.loss(model_loss, actor_loss, value_loss, gamma=c.gamma, **weights)
+        loss = lore.loss(model_loss, actor_loss, value_loss, **weights)
         parameters += lore.parameters()
     loss = loss.to(device)
     optimizer = DreamerV3Optimizer(

@@ -58,13 +58,9 @@ class Programs:
 
     def for_evaluation(self) -> Programs | None:
         """Return what evaluation runs: failures there neither count nor retire in training."""
-        features, subgoals = (
-            None if programs is None else programs.for_evaluation()
-            for programs in (self.features, self.subgoals)
-        )
-        if features is None and subgoals is None:
+        if self.features is None:
             return None
-        return replace(self, features=features, shaping=None, subgoals=subgoals)
+        return replace(self, features=self.features.for_evaluation(), shaping=None, subgoals=None)
 
     @property
     def failed(self) -> int:
@@ -145,8 +141,7 @@ def build_programs(config: TrainConfig, adapter: EnvAdapter) -> Programs | None:
     subgoals = c.subgoal.enabled and c.subgoal.path is not None
     if not c.enabled or not (c.features.enabled or c.progress.enabled or subgoals):
         return None
-    dreamer = config.dreamer
-    gamma = dreamer.gamma * (1.0 - 1.0 / dreamer.continuation_horizon)
+    gamma = 1.0 - 1.0 / config.dreamer.continuation_horizon
 
     def make_describer() -> Describer:
         return adapter.make_describer(memory=config.env.memory)

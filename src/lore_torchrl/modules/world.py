@@ -20,7 +20,7 @@ class WorldModel(nn.Module):
         value: Critic; writes ``state_value``.
 
     Keyword Args:
-        gamma: Discount beyond the continuation, of :meth:`action_values`. Default: ``1.0``.
+        gamma: Discount beyond the continuation. Default: ``1.0``.
 
     Examples:
         >>> from lore_torchrl.configs import DreamerConfig
