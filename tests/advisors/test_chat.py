@@ -314,7 +314,7 @@ def test_it_pickles_before_and_after_it_was_used(monkeypatch):
 def test_the_key_shows_nowhere(mode, caplog):
     caplog.set_level(logging.DEBUG)
     with FaultServer(after=mode, huge_bytes=2 << 20) as server:
-        asked = advisor(server, deadline_s=1.0, retries=1)
+        asked = advisor(server, deadline_s=2.0, retries=1)
         answer = ask(asked)
         assert server.requests[0][1]["authorization"] == f"Bearer {KEY}"
     for text in (caplog.text, repr(asked), repr(answer), str(answer), repr(answer.usage)):

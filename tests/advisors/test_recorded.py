@@ -28,7 +28,14 @@ from lore_torchrl.advisors.errors import (
 from lore_torchrl.advisors.flawed import StaleAdvisor
 from lore_torchrl.advisors.recorded import RecordedAdvisor, RecordingAdvisor, model_name
 from lore_torchrl.advisors.redaction import Secret, redact, remember, secrets_of
-from lore_torchrl.service import AdviceService, AdviceStore, CallBudget, CallPolicy, StoreError
+from lore_torchrl.service import (
+    AdviceCache,
+    AdviceService,
+    AdviceStore,
+    CallBudget,
+    CallPolicy,
+    StoreError,
+)
 
 ACTIONS = ("left", "right")
 KEY = "sk-a-key-that-nobody-may-see"
@@ -188,7 +195,18 @@ def test_missing_entries_stop_the_run_or_are_counted(tmp_path):
         assert service.ask([ask("other")])[0].advice is None
         assert dict(service.errors) == {"not_recorded": 1}
         # It costs no call, and is not asked again.
-        assert service.budget.spent == 0 and not service.cache.wants("other")
+        assert service.budget.spent == 0 and not service.cache.wants(masking.cache_prefix + "other")
+
+
+def test_two_recordings_in_one_store_keep_their_answers(tmp_path):
+    store = AdviceStore(tmp_path / "store")
+    for path, logits in (("a", (0.0, 1.0)), ("b", (5.0, 0.0))):
+        recorded(tmp_path / path, [Advice(logits)])
+        advisor = RecordedAdvisor(tmp_path / path)
+        cache = AdviceCache(store=store, prefix=advisor.cache_prefix)
+        with AdviceService(advisor, budget=CallBudget(9), cache=cache) as service:
+            assert service.ask([ask("k0")])[0].advice.logits == logits
+            assert service.budget.spent == 1
 
 
 def test_fatal_errors_pass_the_recorder_unrecorded(tmp_path):

@@ -102,3 +102,4 @@ def test_resumed_pauses_go_on_the_same(run, cut):
         expected = play(outage, *seen)
         if resumed is not outage:
             assert play(resumed, *seen) == expected
+            assert resumed.steps == outage.steps

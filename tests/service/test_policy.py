@@ -79,6 +79,15 @@ def test_a_dry_spell_is_a_boundary_and_reward_ends_it():
     assert asked == [[], [], [0, 2], [], [1]]
 
 
+def test_cached_advice_on_the_way_does_not_end_a_dry_spell():
+    boundaries = MacroBoundaries(after_reset=False, no_reward_steps=3)
+    policy = make_policy(triggers=[boundaries], calls_per_step=ROWS)
+    quiet = {"rewards": [0.0] * ROWS}
+    assert step(policy, **quiet) == []
+    assert step(policy, candidates=[1, 2], served=[0], **quiet) == []
+    assert step(policy, **quiet) == list(range(ROWS))
+
+
 def test_the_latest_call_is_dated_in_environment_steps():
     policy = make_policy(cooldown=Cooldown(steps=2 * ROWS))
     dates = []

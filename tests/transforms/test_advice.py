@@ -12,6 +12,7 @@ from advice_toy import (
     make_service,
 )
 from tensordict import TensorDict
+from torchrl.data import Unbounded
 from torchrl.envs import (
     Compose,
     InitTracker,
@@ -231,6 +232,25 @@ def test_cooldown_counts_the_steps_of_all_rows():
         env = make_env(service, lengths=(30, 30), require_key=None)
         env.rollout(9, Act([0.9, 0.1]))
     assert service.advisor.asked == [0, 3, 6, 9]
+
+
+def test_a_success_that_stays_true_starts_the_cooldown_once():
+    class Reached(Corridor):
+        """Tells of success from the second step of an episode to its end."""
+
+        def __init__(self):
+            super().__init__(length=20)
+            self.observation_spec["success"] = Unbounded((1,), dtype=torch.bool)
+
+        def _output(self):
+            return super()._output().set("success", torch.tensor([self.position >= 2]))
+
+    with make_service(cooldown=Cooldown(0, steps_after_success=4)) as service:
+        transform = AdviceTransform(service, Describe(), require_key=None, success_key="success")
+        env = TransformedEnv(SerialEnv(1, Reached), transform)
+        env.rollout(9, Act())
+        # In the step after the success, the pause is over when four steps have passed.
+        assert service.advisor.asked == [0, 1, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("success_key", [None, "done"])

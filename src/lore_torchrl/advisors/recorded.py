@@ -334,6 +334,8 @@ class RecordedAdvisor:
             )
         with self.path.open("rb") as file:
             in_lines = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
+            file.seek(0)
+            self._digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         self.missing = missing or ("mask" if in_lines else "error")
         read = _read_lines if in_lines else _read_sqlite
         self._kind, self._answers = read(self.path)
@@ -341,6 +343,11 @@ class RecordedAdvisor:
 
     def __len__(self) -> int:
         return len(self._answers)
+
+    @property
+    def cache_prefix(self) -> str:
+        """A digest of the recording, under which the cache keeps its answers."""
+        return f"recorded-{self._digest}:"
 
     @property
     def extras(self) -> set[str]:

@@ -88,8 +88,8 @@ class AdviceService:
     ``mode="blocking"`` waits for each answer: deterministic if the advisor is.
     ``mode="async"`` never waits: a question gets a number, the step goes on, the answer
     enters the cache when it comes, and :meth:`answers` returns it by its number. What is in
-    flight when the service is closed, killed, or restored from a checkpoint is lost: counted,
-    never refunded.
+    flight when the service is closed, killed, or restored from a checkpoint is lost and
+    counted.
 
     If the advisor has a ``cache_prefix`` (its model and prompt), it goes before every key. A
     blocking service whose budget has a ``store`` can be pickled: the copy spends from the same

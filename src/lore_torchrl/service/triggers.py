@@ -92,7 +92,7 @@ class OutageBackoff(_Pause):
 
     # Unreadable answers in a row that begin an outage.
     _UNREADABLE = 3
-    _saved = ("out", "left", "_next", "_before", "_unreadable")
+    _saved = ("out", "left", "steps", "_next", "_before", "_unreadable")
 
     def __post_init__(self) -> None:
         if not 1 <= self.base_steps <= self.max_free_steps <= self.max_steps:
@@ -209,7 +209,8 @@ class MacroBoundaries(_Part):
     def serve(self, row: int) -> None:
         """Record that ``row`` was asked about, or has advice already."""
         self._fresh[row] = False
-        self._dry[row] = 0
+        if self.no_reward_steps is not None and self._dry[row] >= self.no_reward_steps:
+            self._dry[row] = 0
 
 
 class Novelty(_Part):

@@ -246,6 +246,7 @@ class AdviceTransform(RowTransform):
             self._armed = self.require_key is None  # what acts next is not known
         self._rows.untold_resets |= reset
         self._rows.ended &= ~reset
+        self._rows.succeeded &= ~reset
         self._rows.value[reset] = np.nan
         signals = StepSignals([self.beta_max] * rows, self._rows.untold_resets.tolist())
         self._advise(tensordict_reset, np.flatnonzero(reset).tolist(), signals)
@@ -275,11 +276,14 @@ class AdviceTransform(RowTransform):
             td_errors = self._rows.td_errors(values, paid, self.discount)
         stepped = ~self._rows.ended  # the others had ended before
         self._rows.ended |= done
+        # An adapter's success stays true to the end of its episode.
+        success &= stepped & ~self._rows.succeeded
+        self._rows.succeeded |= success
         signals = StepSignals(
             [1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
             self._rows.untold_resets.tolist(),
             np.where(stepped, reward, 0.0).tolist(),
-            (success & stepped).tolist(),
+            success.tolist(),
             td_errors,
             int(stepped.sum()),
         )
@@ -384,6 +388,7 @@ class _Rows:
         self.plans = [PlanFollower(horizon) for _ in range(rows if horizon else 0)]
         # Rows that ended and were not reset yet: what a batch steps beyond is no episode.
         self.ended = np.ones(rows, dtype=bool)
+        self.succeeded = np.zeros(rows, dtype=bool)
         # Resets that the call policy was not told of, since the transform was not armed.
         self.untold_resets = np.zeros(rows, dtype=bool)
         self.situations: list[str | None] = [None] * rows
