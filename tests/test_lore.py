@@ -88,6 +88,18 @@ def test_the_three_places_fit_together(env_and_agent, recwarn):
     assert not [w for w in recwarn if "make_tensordict_primer" in str(w.message)]
 
 
+def test_segments_of_whole_episodes_need_nothing_more(env_and_agent):
+    _, agent = env_and_agent
+    env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=2, seed=0)
+    with make(agent, LoReConfig(bandit=BanditConfig(segment_steps=None))) as lore:
+        first = lore.advise(env).reset()
+        lore.bandit(first)
+        assert first["is_init"].all() and set(first["lore_coefficient"].flatten().tolist()) <= {
+            0,
+            1,
+        }
+
+
 def test_the_loss_shares_gate_and_mixer_with_the_policy(env_and_agent):
     _, agent = env_and_agent
     with make(agent) as lore:

@@ -15,7 +15,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl._utils import logger as torchrl_logger
 from torchrl.data import ReplayBufferEnsemble
-from torchrl.envs import EnvBase, StepCounter
+from torchrl.envs import EnvBase, InitTracker, StepCounter
 from torchrl.modules import TanhNormal
 from torchrl.objectives import (
     DreamerActorLoss,
@@ -259,8 +259,11 @@ class LoRe:
                     "them (RenameTransform), or set bandit.enabled=false."
                 )
             env = env.append_transform(self.bandit.primer())
-            if "step_count" not in set(env.observation_spec.keys(True, True)):
+            written = set(env.observation_spec.keys(True, True))
+            if "step_count" not in written:
                 env = env.append_transform(StepCounter())
+            if self.bandit.segment_steps is None and "is_init" not in written:
+                env = env.append_transform(InitTracker())
         env = env.append_transform(self.transform())
         return env if self.subgoals is None else env.append_transform(self.subgoals)
 

@@ -19,6 +19,7 @@ from lore_torchrl.configs import (
     FeaturesConfig,
     LoggerConfig,
     LoReConfig,
+    TemperatureConfig,
 )
 from lore_torchrl.control import AdviceBandit
 from lore_torchrl.dreamer.advice_log import AdviceLog, read_advice
@@ -28,7 +29,7 @@ from lore_torchrl.dreamer.run import _structure, build_run, train
 from lore_torchrl.envs.minigrid import MiniGridObservation
 from lore_torchrl.keys import COEFFICIENT, RETURN
 from lore_torchrl.lore import build_bandit
-from lore_torchrl.modules import ValidEGreedyModule
+from lore_torchrl.modules import TemperatureAligner, ValidEGreedyModule
 
 RARELY = {
     "evaluation": EvaluationConfig(interval=1_000, episodes=2),
@@ -255,6 +256,30 @@ def test_random_steps_go_on_as_configured_and_not_as_saved(tmp_path):
         assert random.eps.item() == pytest.approx(0.2)
     finally:
         run.close()
+
+
+def test_a_held_temperature_is_the_configured_one(tmp_path):
+    first = TemperatureConfig(init=2.0)
+    config = tiny_config(
+        tmp_path,
+        lore=LoReConfig(temperature=first),
+        total_steps=32,
+        checkpoint_interval=32,
+        **RARELY,
+    )
+    train(config, advisor=planner())
+    for rate, expected in ((0.0, 1.5), (0.1, 2.0)):
+        other = LoReConfig(temperature=TemperatureConfig(init=1.5, rate=rate))
+        run = build_run(
+            replace(config, lore=other, total_steps=64, resume=config.output_dir), advisor=planner()
+        )
+        try:
+            (aligner,) = (
+                m for m in run.collector.policy.modules() if isinstance(m, TemperatureAligner)
+            )
+            assert aligner.temperature.item() == expected
+        finally:
+            run.close()
 
 
 def logger_config(*backends):

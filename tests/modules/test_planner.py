@@ -24,7 +24,14 @@ from lore_torchrl import LoRe, keys
 from lore_torchrl.configs import GateConfig, LoReConfig, PlannerConfig
 from lore_torchrl.dreamer.agent import build_agent
 from lore_torchrl.dreamer.metrics import policy_metrics
-from lore_torchrl.modules import LatentPlanner, LogitMixer, LoReActor, PriorNet, WorldModel
+from lore_torchrl.modules import (
+    LatentPlanner,
+    LogitMixer,
+    LoReActor,
+    PriorNet,
+    TemperatureAligner,
+    WorldModel,
+)
 
 LATENT = ["state", "belief"]
 METHODS = pytest.mark.parametrize("method", ["cem", "mppi"])
@@ -303,6 +310,13 @@ class TestBehindTheGate:
         logits = out[keys.PLANNER_LOGITS]
         torch.testing.assert_close(advice.prior_logits, logits - logits.mean(-1, keepdim=True))
         assert (advice.weight == 1).all()
+
+    def test_the_advisors_temperature_leaves_the_plan_alone(self):
+        actor, td = self.acting(max_kl=math.inf), self.advised()
+        plain, _ = run(actor, td)
+        actor.mixer.temperature = TemperatureAligner(init=2.0)
+        out, _ = run(actor, td)
+        torch.testing.assert_close(out[keys.MIX_LOGITS], plain[keys.MIX_LOGITS])
 
     def test_the_decision_compiles(self):
         torch._dynamo.reset()  # what other tests have compiled counts towards its limit

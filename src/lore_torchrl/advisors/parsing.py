@@ -57,7 +57,7 @@ def parse_answer(text: str, actions: Sequence[str], subgoals: Sequence[str] = ()
 
     each with or without ``confidence``, ``plan`` and ``valid_actions``, lists of actions, and
     ``subgoal``, one of ``subgoals`` if there are any; and, without JSON, a text that is one
-    action's name or letter. Where no confidence is claimed it is the preference's largest
+    action's name, index or letter. Where no confidence is claimed it is the preference's largest
     probability. An action that is only named gets the logit 3, the others 0.
 
     Text within ``<think>`` or ``<thinking>`` does not count: neither that before a closing

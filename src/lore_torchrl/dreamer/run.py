@@ -352,7 +352,9 @@ def _restore(run: Run, path: Path) -> None:
     trainer = run.trainer
     parts = {"loss": run.learner.loss, "policy": run.collector.policy}
     buffers = {f"{part}.{n}": b for part, m in parts.items() for n, b in m.named_buffers()}
-    settings = {name: b.clone() for name, b in buffers.items() if name.split(".")[-1] in _SETTINGS}
+    # A temperature that does not follow the advice is one as well.
+    held = _SETTINGS if run.config.lore.temperature.rate else _SETTINGS | {"temperature"}
+    settings = {name: b.clone() for name, b in buffers.items() if name.split(".")[-1] in held}
     trainer.load_from_file(path)
     for name, value in settings.items():
         buffers[name].copy_(value)

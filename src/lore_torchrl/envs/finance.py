@@ -56,7 +56,7 @@ class FinancialRegimes:
     ``lore.calls.noop_filter=false``.
 
     Args:
-        env_id: A name for logs. Default: ``"FinancialRegimes"``.
+        env_id: Not used. Default: ``"FinancialRegimes"``.
 
     ``calm_confidence`` is as of :class:`MomentumPlanner`, the other keywords are as of
     :class:`RegimeSwitchingEnv`, with the same defaults, ``None`` standing for them.
@@ -78,7 +78,6 @@ class FinancialRegimes:
         cost: float = 0.001,
         calm_confidence: float = 1.0,
     ) -> None:
-        self.env_id = env_id
         self.settings: dict[str, Any] = {
             "window": window,
             "regimes": REGIMES if regimes is None else regimes,

@@ -160,7 +160,7 @@ class Snake(GymAdapter):
     """:class:`SnakeEnv` as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     Args:
-        env_id: A name for logs. Default: ``"Snake"``.
+        env_id: Not used. Default: ``"Snake"``.
 
     Success is to have eaten all apples; with ``poison``, to live to the step limit without
     eating one. The keywords are as of :class:`SnakeEnv`, with the same defaults.
@@ -178,7 +178,7 @@ class Snake(GymAdapter):
         poison: bool = False,
         enemy: bool = True,
     ) -> None:
-        self.env_id, self.poison = env_id, poison
+        self.poison = poison
         limit = 100 if max_steps is None else max_steps
         self.settings: dict[str, Any] = dict(
             size=size, apples=apples, poison=poison, enemy=enemy, max_steps=limit

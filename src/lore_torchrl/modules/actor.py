@@ -293,7 +293,10 @@ class LoReActor(TensorDictModuleBase):
         """Return the planner's advice, and what is given else where it has none."""
         if planned is None:
             return advice
-        mixed = self.planner.usable(planned).completed(advice)
+        own = self.planner.usable(planned)
+        # What the mixer divides by is for the advisor's logits; these are log-probabilities.
+        own = own._replace(prior_logits=self.mixer.untemper(own.prior_logits))
+        mixed = own.completed(advice)
         return mixed._replace(excluded=advice.excluded)
 
     @torch.no_grad()

@@ -95,6 +95,10 @@ class LogitMixer(nn.Module):
         """Divide centered advice by the aligner's temperature, if there is an aligner."""
         return prior_logits if self.temperature is None else self.temperature(prior_logits)
 
+    def untemper(self, logits: Tensor) -> Tensor:
+        """Return what :meth:`temper` makes into ``logits``."""
+        return logits if self.temperature is None else logits * self.temperature.temperature
+
     def check_advice(self, policy: Any, prior_logits: Tensor) -> None:
         """Raise a ``ValueError`` if advice ``[*B, K]`` names other actions than a policy has."""
         wanted = self.policy.num_actions(policy)

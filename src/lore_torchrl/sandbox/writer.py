@@ -13,7 +13,7 @@ from lore_torchrl.advisors.errors import AdviceError, Sending
 from lore_torchrl.advisors.prompt import Prompt
 from lore_torchrl.sandbox.checks import judged
 from lore_torchrl.sandbox.program import Kind, Program, ProgramStore
-from lore_torchrl.sandbox.sandbox import Limits, Sandbox
+from lore_torchrl.sandbox.sandbox import Sandbox
 from lore_torchrl.service import CallBudget
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class ProgramWriter:
     Keyword Args:
         budget: Ledger of calls, of which each attempt takes one. Default: ``None``, no limit.
         attempts: Questions for one program, at least 1. Default: ``3``.
-        limits: What a run may take. Default: ``Limits()``.
 
     Raises:
         ValueError: If ``attempts`` is not positive.
@@ -107,12 +106,11 @@ class ProgramWriter:
         *,
         budget: CallBudget | None = None,
         attempts: int = 3,
-        limits: Limits | None = None,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {attempts}.")
         self.advisor, self.store, self.budget = advisor, store, budget
-        self.attempts, self.sandbox = attempts, Sandbox(limits)
+        self.attempts, self.sandbox = attempts, Sandbox()
 
     async def write(
         self,

@@ -21,7 +21,7 @@ class Crafter(GymAdapter):
     """:class:`CrafterEnv` as an :class:`~lore_torchrl.envs.adapter.EnvAdapter`.
 
     Args:
-        env_id: A name for logs. Default: ``"Crafter"``.
+        env_id: Not used. Default: ``"Crafter"``.
 
     ``max_steps``, ``observe`` and ``area`` are as of :class:`CrafterEnv`, with the same defaults;
     ``goal`` is the achievement that counts as success.
@@ -48,7 +48,7 @@ class Crafter(GymAdapter):
             raise ValueError(f"goal must be one of {', '.join(ACHIEVEMENTS)}, got {goal!r}.")
         if not isinstance(area, Sequence) or len(area) != 2:
             raise ValueError(f"area must be a width and a height, such as (64, 64), got {area!r}.")
-        self.env_id, self.goal = env_id, goal
+        self.goal = goal
         self.settings: dict[str, Any] = {
             "observe": observe,
             "max_steps": 10_000 if max_steps is None else max_steps,
