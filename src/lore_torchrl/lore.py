@@ -228,7 +228,9 @@ class LoRe:
     def advise(self, env: EnvBase, *, describer: Describer | None = None) -> EnvBase:
         """Return an environment that asks for advice, to use in place of ``env``, a batched one.
 
-        Nothing may be appended after it that ends episodes.
+        Nothing may be appended after it that ends episodes. What the bandit reads is added where
+        the environment lacks it: a ``StepCounter`` and, for segments of whole episodes, an
+        ``InitTracker``.
 
         Args:
             env: Environment that acts.

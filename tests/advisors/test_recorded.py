@@ -209,6 +209,25 @@ def test_two_recordings_in_one_store_keep_their_answers(tmp_path):
             assert service.budget.spent == 1
 
 
+@pytest.mark.parametrize("wrap", [lambda inner: inner, StaleAdvisor])
+def test_a_resume_with_another_recording_begins_with_its_first_answer(tmp_path, wrap):
+    for path, first in (("a", 1.0), ("b", 5.0)):
+        recorded(tmp_path / path, [Advice((first, 0.0))], [Advice((first + 1, 0.0))])
+
+    def over(path):
+        advisor = wrap(RecordedAdvisor(tmp_path / path))
+        cache = AdviceCache(prefix=advisor.cache_prefix)
+        return AdviceService(advisor, budget=CallBudget(9), cache=cache)
+
+    with over("a") as service:
+        service.ask([ask("k0")])
+        state = service.state_dict()
+    with over("b") as fresh, over("b") as resumed:
+        resumed.load_state_dict(state)
+        first, second = (service.ask([ask("k0")])[0].advice for service in (fresh, resumed))
+        assert first == second
+
+
 def test_fatal_errors_pass_the_recorder_unrecorded(tmp_path):
     (error,) = recorded(tmp_path / "a", FatalAdviceError("stop"), requests=[ask("k")])
     assert isinstance(error, FatalAdviceError) and rows(tmp_path / "a") == []

@@ -234,7 +234,21 @@ def test_cooldown_counts_the_steps_of_all_rows():
     assert service.advisor.asked == [0, 3, 6, 9]
 
 
-def test_a_success_that_stays_true_starts_the_cooldown_once():
+class AfterThree(Act):
+    """A policy that can use advice from its fourth step on."""
+
+    steps = 0
+
+    def forward(self, td):
+        self.steps += 1
+        td = super().forward(td)
+        if self.steps <= 3:
+            del td["lore_beta"]
+        return td
+
+
+@pytest.mark.parametrize(("policy", "asked"), [(Act, [1, 6, 7, 8, 9]), (AfterThree, [8, 9])])
+def test_a_success_that_stays_true_starts_the_cooldown_once(policy, asked):
     class Reached(Corridor):
         """Tells of success from the second step of an episode to its end."""
 
@@ -246,11 +260,11 @@ def test_a_success_that_stays_true_starts_the_cooldown_once():
             return super()._output().set("success", torch.tensor([self.position >= 2]))
 
     with make_service(cooldown=Cooldown(0, steps_after_success=4)) as service:
-        transform = AdviceTransform(service, Describe(), require_key=None, success_key="success")
+        transform = AdviceTransform(service, Describe(), success_key="success")
         env = TransformedEnv(SerialEnv(1, Reached), transform)
-        env.rollout(9, Act())
-        # In the step after the success, the pause is over when four steps have passed.
-        assert service.advisor.asked == [0, 1, 6, 7, 8, 9]
+        env.rollout(9, policy())
+        # A pause of four steps after the first success that the call policy is told of.
+        assert service.advisor.asked == asked
 
 
 @pytest.mark.parametrize("success_key", [None, "done"])

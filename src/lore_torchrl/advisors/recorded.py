@@ -304,7 +304,8 @@ class RecordedAdvisor:
     Where a key was answered several times, the first question gets the first answer, and so
     on. After the last, those of an abstract state are given again in turn; of other keys the
     last is repeated. Recorded errors happen again, at the price they had. A blocking run from
-    its own recording, resumed or not, is bitwise equal to the original.
+    its own recording, resumed or not, is bitwise equal to the original. To a resume, a recording
+    that holds other or more answers than before is another advisor.
 
     Args:
         path: The recording, read once, here.
@@ -334,11 +335,11 @@ class RecordedAdvisor:
             )
         with self.path.open("rb") as file:
             in_lines = file.read(len(_SQLITE_MAGIC)) != _SQLITE_MAGIC
-            file.seek(0)
-            self._digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         self.missing = missing or ("mask" if in_lines else "error")
         read = _read_lines if in_lines else _read_sqlite
         self._kind, self._answers = read(self.path)
+        known = repr((self._kind, sorted(self._answers.items())))
+        self._digest = hashlib.sha256(known.encode()).hexdigest()[:16]
         self._served: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -346,7 +347,7 @@ class RecordedAdvisor:
 
     @property
     def cache_prefix(self) -> str:
-        """A digest of the recording, under which the cache keeps its answers."""
+        """A digest of the answers, under which the cache keeps them."""
         return f"recorded-{self._digest}:"
 
     @property

@@ -213,7 +213,9 @@ def _name(runs: Sequence[tuple[Record, Mapping[str, Any]]], by: Sequence[str]) -
         differing = [
             name
             for name in sorted(own)
-            if any(other.get(name) != own[name] for other in like) and not _NO_METHOD.match(name)
+            # A setting that is not there is of another version.
+            if any(other.get(name, own[name]) != own[name] for other in like)
+            and not _NO_METHOD.match(name)
         ]
         _, advised = group(record, own)
         names = by or differing

@@ -73,7 +73,8 @@ class CallPolicy:
             for trigger in self.triggers:
                 trigger.update(signals)
                 for row in served:
-                    trigger.serve(row)
+                    if trigger.due(row):
+                        trigger.serve(row)
             return self._choose(candidates, signals.scores)
 
     def _choose(self, candidates: Sequence[int], scores: Sequence[float]) -> list[int]:

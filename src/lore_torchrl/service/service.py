@@ -612,15 +612,18 @@ class AdviceService:
             self.cache.pull()
         state["cache"] = self.cache.state_dict()
         if hasattr(self.advisor, "state_dict"):
-            state |= {"advisor": self.advisor.state_dict(), "advisor_kind": _kind(self.advisor)}
+            state |= {"advisor": self.advisor.state_dict(), "advisor_kind": self._advisor_kind()}
         return state
+
+    def _advisor_kind(self) -> str:
+        return f"{_kind(self.advisor)} {getattr(self.advisor, 'cache_prefix', '')}".strip()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore all progress.
 
         What was in flight then is lost: paid for, never answered. What a killed process has paid
-        for since is in a durable ledger alone. An advisor of another kind than the saved one
-        starts fresh, with a warning.
+        for since is in a durable ledger alone. An advisor of another kind or ``cache_prefix`` than
+        the saved one starts fresh, with a warning.
         """
         self.restored = True
         self.budget.load_state_dict(state["budget"])
@@ -634,7 +637,7 @@ class AdviceService:
             self._last_id = state["last_id"]
         if "advisor" not in state or not hasattr(self.advisor, "load_state_dict"):
             return
-        found, saved = _kind(self.advisor), state["advisor_kind"]
+        found, saved = self._advisor_kind(), state["advisor_kind"]
         if found == saved:
             self.advisor.load_state_dict(state["advisor"])
         else:

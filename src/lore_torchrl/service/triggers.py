@@ -209,8 +209,7 @@ class MacroBoundaries(_Part):
     def serve(self, row: int) -> None:
         """Record that ``row`` was asked about, or has advice already."""
         self._fresh[row] = False
-        if self.no_reward_steps is not None and self._dry[row] >= self.no_reward_steps:
-            self._dry[row] = 0
+        self._dry[row] = 0
 
 
 class Novelty(_Part):

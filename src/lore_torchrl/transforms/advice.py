@@ -278,7 +278,8 @@ class AdviceTransform(RowTransform):
         self._rows.ended |= done
         # An adapter's success stays true to the end of its episode.
         success &= stepped & ~self._rows.succeeded
-        self._rows.succeeded |= success
+        if self._armed:
+            self._rows.succeeded |= success
         signals = StepSignals(
             [1.0] * rows if beta is None else scalars(beta, rows, self.beta_key),
             self._rows.untold_resets.tolist(),
