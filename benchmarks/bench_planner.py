@@ -11,8 +11,8 @@ With ``--checkpoint`` the planner starts from replayed states of that run which 
 table is the mean imagined return of its sequences after each number of refits, and the share of
 states whose best first action is the answer's, for each seed, with as many sequences in each
 iteration. With ``--episodes`` that agent plays so many held-out episodes too: by its policy, by the
-mixture with its cached answers, and with the planner's advice in their place, started from each
-seed, always with as many sequences.
+mixture with its cached answers, at a temperature of 1 and at the run's, and with the planner's
+advice in their place, started from each seed, always with as many sequences.
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ def play_held_out(checkpoint: str, episodes: int, choices: dict[str, PlannerConf
             return {**found, "seconds": time.perf_counter() - start}
 
         found = {"policy": play("policy")}
+        # A plan is not divided by the advisor's temperature: both ways to follow the answers.
+        aligner, lore.actor.mixer.temperature = lore.actor.mixer.temperature, None
+        found["answers, T = 1"] = play("mixture")
+        lore.actor.mixer.temperature = aligner
         for name, settings in choices.items():
             lore.actor.planner = None
             if settings is not None:
