@@ -389,6 +389,13 @@ def test_every_method_differs_from_lore_in_what_it_is_named_for(name):
     assert {path: after[path] for path in after if after[path] != before[path]} == METHODS[name]
 
 
+def test_a_gate_that_is_held_open_raises_no_alarm():
+    never = [name for name in METHODS if compose(f"method={name}").health.beta_share is None]
+    opened = [name for name, changed in METHODS.items() if "gate.kappa" in changed]
+    assert opened and never == opened
+    assert compose("ablation=no_gate").health.beta_share is None
+
+
 def test_every_method_stands_in_the_headline():
     files = {path.stem for path in (ROOT / "configs" / "method").glob("*.yaml")}
     assert files == {*METHODS, "stock", "open_gate"}

@@ -141,6 +141,12 @@ def test_stock_runs_that_sample_replay_otherwise_are_another_method(tmp_path):
     assert methods == {"stock, lore.sampling.kind=uniform", "stock, lore.sampling.kind=success"}
 
 
+def test_a_setting_of_another_version_makes_no_method(tmp_path):
+    plain_run(tmp_path / "earlier", 200, seed=0, gone={"setting": 1.0})
+    plain_run(tmp_path / "now", 200, seed=1)
+    assert [record.method for record in read_runs(tmp_path)] == ["LoRe", "LoRe"]
+
+
 def test_self_imitation_alone_is_not_called_lore(tmp_path):
     plain_run(tmp_path / "stock", 200, seed=0, lore=False)
     plain_run(tmp_path / "imitation", 200, seed=0, beta_max=0.0)
