@@ -11,7 +11,7 @@ within the round), with a 95% bootstrap interval over rounds. Half of the rows c
 A variant that is named for one part has gate, mixer and actor loss, and that part; ``everything``
 has all of these parts but the channels: ``action mask``, ``value gate``, and ``features``, which is
 stock DreamerV3 with features. What costs a few scalars is off: hysteresis, warm-up and dropout of
-the gate, and annealing of distillation. The bandit's own update, once a collector batch, is in
+the gate, and a schedule of the constraint. The bandit's own update, once a collector batch, is in
 neither.
 """
 
@@ -57,7 +57,7 @@ def _with(**parts: object) -> LoReConfig:
 
 IMAGINATION = {"beta_imagine_max": 0.25}
 PAPER = {"prior_weight": 1.0, "multiplier_lr": 1e-3}
-TERMS = {"distillation_weight": 0.3, "bonus_weight": 0.1, **PAPER}
+TERMS = {"bonus_weight": 0.1, **PAPER}
 PRIOR_NET = PriorNetConfig(enabled=True)
 ALIGNED = TemperatureConfig(rate=0.01)
 ALL_GATE = GateConfig(disagreement_weight=0.3, value_weight=0.3, value_source="ensemble")
@@ -72,7 +72,7 @@ VARIANTS = {
     "imitation of the batch": _with(imitation_ratio=0),
     "imitation ratio 8": _with(imitation_ratio=8),
     "paper": _with(loss=LossConfig(imitation_weight=0.0, **PAPER)),
-    "distillation": _with(loss=LossConfig(distillation_weight=TERMS["distillation_weight"])),
+    "distillation": _with(loss=LossConfig(multiplier_init=0.3, multiplier_max=0.3, delta=0.0)),
     "bonus": _with(loss=LossConfig(bonus_weight=TERMS["bonus_weight"])),
     "temperature": _with(temperature=ALIGNED),
     "imagination": _with(prior_net=PRIOR_NET, loss=LossConfig(**IMAGINATION)),

@@ -313,7 +313,11 @@ PARTS = {
         "loss.delta_end": 0.1,
         "loss.delta_steps": 1000,
     },
-    "distillation": {"loss.distillation_weight": 0.3},
+    "distillation": {
+        "loss.multiplier_init": 0.3,
+        "loss.multiplier_max": 0.3,
+        "loss.delta": 0.0,
+    },
     "bonus": {"loss.bonus_weight": 0.1},
     "imagination": {"prior_net.enabled": True, "loss.beta_imagine_max": 0.25},
     "hysteresis": {"gate.hysteresis": [0.4, 0.6]},
@@ -485,13 +489,13 @@ def test_the_benchmark_measures_every_part_that_is_off_by_default():
     from bench_overhead import VARIANTS
 
     most = VARIANTS["everything"]
-    for name in ("prior_weight", "bonus_weight", "distillation_weight", "multiplier_lr"):
+    for name in ("prior_weight", "bonus_weight", "multiplier_lr"):
         assert getattr(most.loss, name) > 0, name
     assert most.loss.imitation_weight > 0 and most.loss.beta_imagine_max > 0
     assert most.gate.disagreement_weight > 0
     assert most.gate.value_source == "ensemble" and most.temperature.rate > 0
     assert all(part.enabled for part in (most.prior_net, most.bandit))
-    for name, field_name in (("distillation", "distillation_weight"), ("bonus", "bonus_weight")):
+    for name, field_name in (("distillation", "multiplier_init"), ("bonus", "bonus_weight")):
         assert getattr(VARIANTS[name].loss, field_name) > 0
         assert not VARIANTS[name].prior_net.enabled
 

@@ -76,7 +76,6 @@ def logged(tmp_path_factory) -> set[str]:
             prior_weight=0.3,
             multiplier_lr=1e-3,
             bonus_weight=0.1,
-            distillation_weight=0.3,
             beta_imagine_max=0.25,
         ),
         subgoal=SubgoalConfig(enabled=True, imagine=True, path=str(folder / "programs.jsonl")),

@@ -13,16 +13,12 @@ from torch import Tensor
 _LEAST_LOG_PROB = -1e4
 
 
-def masked_mean(value: Tensor, weight: Tensor) -> Tensor:
-    r"""Return :math:`\sum_i w_i x_i / \max(\sum_i [w_i > 0], 1)`, zero where nothing counts.
+def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
+    r"""Return :math:`\sum_i m_i x_i / \max(\sum_i m_i, 1)`, zero where nothing counts.
 
-    Entries with a zero weight are left out even where they are not finite. Value and weight,
-    boolean or not negative, have the same shape.
+    What the boolean mask, of the value's shape, leaves out need not be finite.
     """
-    if weight.dtype != torch.bool:
-        value = value * weight.to(value.dtype)
-        weight = weight > 0
-    return torch.where(weight, value, 0.0).sum() / weight.sum().clamp_min(1)
+    return torch.where(mask, value, 0.0).sum() / mask.sum().clamp_min(1)
 
 
 def log_floor(log_p: Tensor) -> Tensor:

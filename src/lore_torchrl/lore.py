@@ -399,7 +399,7 @@ class LoRe:
         """Take note of collected steps ``[E, T]``: segments, and whose advice acted.
 
         It reads ``lore_kl``, ``lore_coefficient`` and, under ``"next"``, ``reward``, ``done`` and
-        ``step_count``; where one is missing it warns once, and the bandit learns nothing.
+        ``step_count``; where one is missing it warns once and ignores the batch.
 
         Raises:
             ValueError: If the batch has not two dimensions, environments and steps.
@@ -416,7 +416,7 @@ class LoRe:
         if missing and not self._warned:
             self._warned = True
             torchrl_logger.warning(
-                f"lore.observe() finds no {missing} in the batch: the bandit learns nothing. "
+                f"lore.observe() finds no {missing} in the batch and ignores it. "
                 "Either the policy that collects has the stock actor: put lore.policy() in its "
                 "place. Or a SelectTransform drops them: let lore.selected_keys through."
             )

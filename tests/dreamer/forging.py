@@ -35,7 +35,7 @@ def seal_again(path: Path) -> None:
         for file in path.rglob("*")
         if file.is_file()
     }
-    (path / "seal.json").write_text(json.dumps({"format_version": 5, "files": files}))
+    (path / "seal.json").write_text(json.dumps({"format_version": 6, "files": files}))
 
 
 def forge_config(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -32,7 +32,6 @@ EVERYTHING = LoReConfig(
         prior_weight=0.3,
         multiplier_lr=1e-3,
         bonus_weight=0.01,
-        distillation_weight=0.1,
         beta_imagine_max=0.5,
     ),
     prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),
@@ -87,7 +86,6 @@ def test_everything_together_and_resumed(tmp_path):
         "loss/lore_prior",
         "loss/lore_constraint",
         "loss/lore_bonus",
-        "loss/lore_distillation",
         "learner/lore_imitated",
         "learner/lore_learned",
     ):
@@ -102,7 +100,7 @@ def test_everything_together_and_resumed(tmp_path):
     )
     try:
         loss = resumed.learner.loss.actor_loss
-        changed = (loss.delta, loss.actor_loss.actor_model.beta_max)
+        changed = (loss.current_delta().item(), loss.actor_loss.actor_model.beta_max)
         assert changed == (pytest.approx(0.03), 0.25), "settings are the configuration's"
         again = parts_of(resumed)
         assert set(again) == set(end)

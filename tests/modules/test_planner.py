@@ -361,6 +361,9 @@ class TestWiring:
         assert torch.equal(found["action"], stock["action"]) and torch.equal(state, expected)
         assert "planner/score" not in policy_metrics(found) and keys.PLANNER_SCORE not in found
 
+    def test_only_cem_has_elites(self):
+        assert PlannerConfig(method="mppi", elites=9, samples=8).samples == 8
+
     def test_a_world_is_asked_for(self):
         agent, nobody = self.agent(), SimpleNamespace(actions=list("abcd"), advise=None)
         settings = {"actor": agent.actor, "value": agent.value, "advisor": nobody}
@@ -370,7 +373,7 @@ class TestWiring:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"elites": 9, "samples": 8}, "elites=9"),
+            ({"method": "cem", "elites": 9, "samples": 8}, "elites=9"),
             ({"horizon": 0}, "horizon"),
             ({"method": "random"}, "method"),
             ({"seed": "llm"}, "seed"),

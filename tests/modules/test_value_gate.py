@@ -23,7 +23,7 @@ from lore_torchrl.dreamer.metrics import policy_metrics
 from lore_torchrl.lore import build_lore_actor
 from lore_torchrl.modules import AdviceBatch, WorldModel
 
-N, GAMMA, TAU = 6, 0.9, 0.5
+N, TAU = 6, 0.5
 GATE = {"tau": -1.0, "kappa": 100.0, "value_weight": 0.0}
 
 
@@ -42,8 +42,8 @@ def latents(n=N):
     return torch.randn(n, STATE), torch.randn(n, BELIEF)
 
 
-def world_of(agent, gamma=GAMMA):
-    return WorldModel(agent.imagination, agent.continuation, agent.value, gamma=gamma)
+def world_of(agent):
+    return WorldModel(agent.imagination, agent.continuation, agent.value)
 
 
 def actor_of(agent, value_temperature, **mixer):
@@ -74,7 +74,7 @@ def test_an_action_is_worth_its_reward_and_the_discounted_value_behind_it():
     after = agent.imagination.step(td)["next"]
     goes_on = agent.continuation(after.select("state", "belief"))["continuation"]
     value = agent.value(after.select("state", "belief"))["state_value"]
-    expected = (after["reward"] + GAMMA * goes_on * value).reshape(N, ACTIONS)
+    expected = (after["reward"] + goes_on * value).reshape(N, ACTIONS)
     torch.testing.assert_close(found, expected)
     assert found.std(-1).min() > 1e-3 and not found.requires_grad
     torch.manual_seed(1)
@@ -92,7 +92,7 @@ def test_the_mixture_is_the_prior_times_the_softmax_of_the_values():
     expected = torch.softmax(out["logits"] + out["lore_beta"] * prior.log(), -1)
     torch.testing.assert_close(out["lore_logits"].exp(), expected, rtol=1e-3, atol=1e-5)
     torch.manual_seed(1)
-    drawn = world_of(agent, gamma=1.0).action_values(td["state"], td["belief"], ACTIONS)
+    drawn = world_of(agent).action_values(td["state"], td["belief"], ACTIONS)
     torch.testing.assert_close(values, drawn)
     low, high = values.aminmax(dim=-1)
     assert policy_metrics(out)["lore/value_span"] == pytest.approx((high - low).mean().item())
@@ -171,6 +171,8 @@ def test_what_it_needs_is_named():
         build_lore_actor(config, agent.actor, agent.value, num_actions=ACTIONS)
     with pytest.raises(ValueError, match=r"lore.mixer.value_temperature=0.5 .*multiplier_lr=0"):
         LoReConfig(mixer=config.mixer, loss=LossConfig(multiplier_lr=1e-3))
+    with pytest.raises(ValueError, match=r"lore.mixer.value_temperature=0.5 .*multiplier_init=0"):
+        LoReConfig(mixer=config.mixer, loss=LossConfig(multiplier_init=0.05))
     with pytest.raises(ValueError, match=r"lore.planner.enabled=True .*value_temperature=null"):
         LoReConfig(mixer=config.mixer, planner=PlannerConfig(enabled=True))
 

@@ -43,7 +43,6 @@ FITTED = {
 LOSSES = {
     "imitation_weight": 3.0,
     "bonus_weight": 0.1,
-    "distillation_weight": 0.1,
     "multiplier_init": 0.5,
     "beta_imagine_max": 0.5,
     "gated": True,

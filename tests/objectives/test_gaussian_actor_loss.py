@@ -272,7 +272,7 @@ class TestImitation:
         took = torch.arange(24) < 12
         td["action"] = taking_first(td, took)
         share = IMITATED.repeat(2) * took
-        settings = {"prior_weight": 0.3, "bonus_weight": 0.7, "distillation_weight": 0.4}
+        settings = {"prior_weight": 0.3, "bonus_weight": 0.7}
         settings |= {"multiplier_init": 0.5, "multiplier_lr": 0.01, "delta": 0.02}
         loss = lore_loss(agent, imitation_weight=1.0, **settings)
         policy, prior, mixed = distributions(agent, loss, td)
@@ -283,7 +283,6 @@ class TestImitation:
             "loss_lore_prior": 0.3 * mean(td, kl_divergence(prior, policy), share),
             "loss_lore_bonus": 0.7
             * mean(td, kl_divergence(policy, prior) + policy.entropy(), share),
-            "loss_lore_distillation": 0.4 * kl,
             "loss_lore_constraint": 0.5 * (kl - 0.02),
         }
         for name, value in expected.items():

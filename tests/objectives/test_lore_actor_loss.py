@@ -242,7 +242,7 @@ class TestImitation:
         td["lore_return"].fill_(real)
         terms = lore_loss(agent, imitation_weight=1.0, **EVERY_TERM).advice_terms(td)
         losses = [value for name, value in terms.items() if name.startswith("loss_")]
-        assert len(losses) == 5 and all(value == 0 for value in losses)
+        assert len(losses) == 4 and all(value == 0 for value in losses)
         sum(losses).backward()
         assert not any(grad.any() for grad in gradients(agent.actor).values())
         assert terms["lore_imitated"] == 0 and terms["lore_advised"] > 0
@@ -336,7 +336,7 @@ class TestImitation:
     @pytest.mark.parametrize("unknown", [NAN, -INF])
     def test_an_unknown_return_is_ignored(self, kind, unknown):
         results = []
-        settings = {"bonus_weight": 0.2, "distillation_weight": 0.2, "multiplier_init": 0.5}
+        settings = {"bonus_weight": 0.2, "multiplier_init": 0.5}
         for value in (-1e3, unknown):
             agent, td = agent_for(kind), executed()
             td["action"] = followed(td)
@@ -445,7 +445,6 @@ def test_a_part_that_is_another_object_is_refused(wrong):
 EVERY_TERM = {
     "prior_weight": 0.5,
     "bonus_weight": 0.5,
-    "distillation_weight": 0.5,
     "multiplier_init": 0.5,
     "delta": 0.0,
 }
@@ -506,15 +505,14 @@ class TestWeighedByWhatGained:
         expected = -0.7 * weighted(td, expected, share)
         torch.testing.assert_close(terms["loss_lore_bonus"], expected)
 
-    def test_constraint_distillation_and_multiplier_by_hand(self):
+    def test_constraint_and_multiplier_by_hand(self):
         agent, (td, share) = tiny_agent(), self.weighed()
-        settings = {"distillation_weight": 0.4, "multiplier_init": 0.5, "multiplier_lr": 0.1}
+        settings = {"multiplier_init": 0.5, "multiplier_lr": 0.1}
         loss = lore_loss(agent, imitation_weight=1.0, delta=0.02, **settings)
         kl = mixture_kl(agent, loss, td, share)
         assert kl > 0.03 and abs(kl - mixture_kl(agent, loss, td)) > 1e-3
         terms = loss.advice_terms(td)
         torch.testing.assert_close(terms["lore_kl"], kl.detach())
-        torch.testing.assert_close(terms["loss_lore_distillation"], 0.4 * kl)
         torch.testing.assert_close(terms["loss_lore_constraint"], 0.5 * (kl - 0.02))
         assert loss.multiplier.item() == pytest.approx(0.5 + 0.1 * (kl.item() - 0.02), rel=1e-5)
 
@@ -529,7 +527,7 @@ class TestWeighedByWhatGained:
             terms = lore_loss(agent, imitation_weight=1.0, **EVERY_TERM).advice_terms(td)
             del terms["loss_lore_imitation"]
             found = [(v != 0).item() for k, v in terms.items() if k.startswith("loss_")]
-            assert found == [bool(counts) and took] * 4
+            assert found == [bool(counts) and took] * 3
 
     def test_only_the_first_choice_counts(self):
         """Not the second, however near."""
@@ -637,14 +635,10 @@ def test_an_action_that_the_actor_rules_out():
     )
     actor = ProbabilisticTensorDictSequential(agent.actor[0], mask, agent.actor[1])
     agent = replace(agent, actor=actor)
-    loss = lore_loss(
-        agent, bonus_weight=0.5, distillation_weight=0.3, multiplier_init=0.5, delta=0.02
-    )
+    loss = lore_loss(agent, bonus_weight=0.5, multiplier_init=0.5, delta=0.02)
     losses, _ = loss(latents())
     assert all(value.isfinite().all() for value in losses.values())
-    assert {"loss_lore_prior", "loss_lore_constraint", "loss_lore_distillation"} <= set(
-        losses.keys()
-    )
+    assert {"loss_lore_prior", "loss_lore_constraint"} <= set(losses.keys())
     assert losses["loss_lore_constraint"] > 0 and loss.multiplier.isfinite()
     # What is distilled is what can be done.
     assert losses["loss_lore_prior"] < 10
@@ -701,40 +695,15 @@ class TestConstraint:
         assert not gradients(agent.value) and not gradients(agent.world_model)
 
 
-class TestDistillation:
-    def test_by_hand(self):
-        agent = tiny_agent()
-        td = sometimes_advised()
-        loss = lore_loss(agent, prior_weight=0.0, distillation_weight=0.4, multiplier_lr=0.0).eval()
-        terms = loss.advice_terms(td)
-        expected = 0.4 * mixture_kl(agent, loss, td)
-        torch.testing.assert_close(terms["loss_lore_distillation"], expected)
-        expected.backward()
-        by_hand = gradients(agent.actor)
-        agent.actor.zero_grad()
-        terms["loss_lore_distillation"].backward()
-        found = gradients(agent.actor)
-        assert set(found) == set(by_hand) and any(g.any() for g in found.values())
-        for name, grad in by_hand.items():
-            torch.testing.assert_close(found[name], grad)
-
-
-@pytest.mark.parametrize(
-    ("term", "settings"),
-    [
-        ("constraint", {"multiplier_init": 1.0, "delta": 0.0}),
-        ("distillation", {"distillation_weight": 1.0, "multiplier_lr": 0.0}),
-    ],
-)
-def test_a_step_brings_policy_and_mixture_together(term, settings):
+def test_a_step_brings_policy_and_mixture_together():
     agent = tiny_agent()
     td = latents()
-    loss = lore_loss(agent, prior_weight=0.0, **settings)
+    loss = lore_loss(agent, prior_weight=0.0, multiplier_init=1.0, delta=0.0)
     optimizer = torch.optim.SGD(agent.actor.parameters(), lr=0.5)
     first = loss.advice_terms(td)["lore_kl"]
     for _ in range(20):
         optimizer.zero_grad()
-        loss.advice_terms(td)[f"loss_lore_{term}"].backward()
+        loss.advice_terms(td)["loss_lore_constraint"].backward()
         optimizer.step()
     assert loss.advice_terms(td)["lore_kl"] < 0.8 * first
 
@@ -759,7 +728,7 @@ class TestMultiplier:
         for _ in range(3):
             loss.advice_terms(latents())
         assert loss.multiplier.item() == pytest.approx(0.7)
-        loss.delta = loss.delta_end = 5.0
+        loss.config = replace(loss.config, delta=5.0)
         loss.advice_terms(latents())
         assert loss.multiplier.item() == 0.0
 

@@ -362,7 +362,6 @@ class TestImitation:
         parts = imitating()
         kwargs = {"continuation_horizon": 4.0, "lmbda": 0.95}
         losses = (parts.model_loss, parts.actor_loss, parts.value_loss)
-        assert LoReDreamerV3Loss(*losses, **kwargs, gamma=0.8).discount == pytest.approx(0.6)
         assert LoReDreamerV3Loss(*losses, **kwargs).discount == pytest.approx(0.75)
 
     def test_advice_counts_where_its_first_choice_was_taken_and_gained(self):
@@ -626,7 +625,6 @@ class TestCompile:
             gate={"disagreement_weight": 0.3, "value_weight": 0.3, "value_source": "ensemble"},
             imitation_weight=3.0,
             bonus_weight=0.1,
-            distillation_weight=0.1,
             multiplier_init=0.5,
         ),
         prior_net=PriorNetConfig(enabled=True, num_cells=8, threshold=0.3),

@@ -70,6 +70,16 @@ def test_a_longer_plan_is_followed_as_far_as_the_horizon():
     assert batch["llm_plan"][0, 1].tolist() == [FORWARD] * 3 + [-1]
 
 
+def test_the_spec_names_the_actions_and_none_alone():
+    _, service = follow(PlanForward(3), steps=1)
+    transform = AdviceTransform(service, Describe(), require_key=None, plan_horizon=4)
+    env = TransformedEnv(SerialEnv(1, lambda: Halting(length=5)), transform)
+    spec = env.observation_spec["llm_plan"]
+    plan = torch.full((1, 4), STAY)
+    named = {a: spec.is_in(torch.full_like(plan, a)) for a in range(-2, 4)}
+    assert named == {-2: False, -1: True, 0: True, 1: True, 2: True, 3: False}
+
+
 class OneState(Describe):
     """All situations are of one abstract state."""
 

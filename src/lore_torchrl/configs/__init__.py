@@ -1,4 +1,4 @@
-"""Structured configuration: one dataclass a group, one field a keyword, each default once.
+"""Structured configuration: one dataclass a group, one field a setting.
 
 The dataclasses are plain Python and are what the builders take. :func:`register_configs`
 registers them as Hydra schemas, so that an unknown key in a file of ``configs/`` or on the

@@ -239,9 +239,6 @@ class LossConfig(Settings, prefix="lore.loss"):
         True, "`true` scales that KL by the gate: where the agent is certain it is not pulled."
     )
     bonus_weight: float = setting(0.0, "Weight of the expected log-prior under the policy.", ge=0)
-    distillation_weight: float = setting(
-        0.0, "Weight of KL(mixed policy || policy): the mixture is distilled.", ge=0
-    )
     multiplier_lr: float = setting(
         0.0, "Step of the Lagrange multiplier at an update; 0 for no constraint.", ge=0
     )
@@ -258,6 +255,11 @@ class LossConfig(Settings, prefix="lore.loss"):
         super().__post_init__()
         rule = f"it must be at most multiplier_max={self.multiplier_max}"
         self.require(self.multiplier_init <= self.multiplier_max, "multiplier_init", rule)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the constraint is computed: its multiplier is, or can become, positive."""
+        return self.multiplier_lr > 0 or self.multiplier_init > 0
 
 
 @dataclass
@@ -368,7 +370,8 @@ class PlannerConfig(Settings, prefix="lore.planner"):
     def __post_init__(self) -> None:
         super().__post_init__()
         rule = f"it must be at most samples={self.samples}"
-        self.require(self.elites <= self.samples, "elites", rule)
+        fits = self.method != "cem" or self.elites <= self.samples
+        self.require(fits, "elites", rule)
 
 
 @dataclass
@@ -488,10 +491,9 @@ class LoReConfig(Settings, prefix="lore"):
         rule = "it would align with what no advice may choose: set lore.temperature.rate=0"
         aligned = self.mixer.action_mask and self.temperature.rate > 0
         self.mixer.require(not aligned, "action_mask", rule)
-        learns = self.loss.multiplier_lr or self.loss.distillation_weight
         rule = (
             "the losses mix without values: set lore.loss.multiplier_lr=0 and "
-            "lore.loss.distillation_weight=0"
+            "lore.loss.multiplier_init=0"
         )
-        off = self.mixer.value_temperature is None or not learns
+        off = self.mixer.value_temperature is None or not self.loss.constrained
         self.mixer.require(off, "value_temperature", rule)

@@ -25,7 +25,7 @@ from lore_torchrl.configs import TrainConfig, restore_config
 
 _SEAL, _MANIFEST = "seal.json", "manifest.json"
 #: Version of what a checkpoint of this package holds; no other is read.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 

@@ -11,7 +11,7 @@ from lore_torchrl.policies.gaussian import gaussian_entropy
 
 
 def policy_metrics(batch: TensorDictBase) -> dict[str, float]:
-    """Entropy and sharpness of the policy that acted in a collector batch.
+    """Return what a collector batch tells of the policy that acted, and of the advice in it.
 
     It has ``logits``, or ``loc`` and ``scale``, and, under LoRe, the ``lore_*`` entries.
     """

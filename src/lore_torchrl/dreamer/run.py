@@ -80,7 +80,7 @@ class Run:
 
 
 # Buffers that hold settings, so that a schedule can move them: the configuration's word counts.
-_SETTINGS = {"beta_max", "delta", "delta_end", "multiplier_max", "eps_init", "eps_end"}
+_SETTINGS = {"eps_init", "eps_end"}
 
 
 def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:

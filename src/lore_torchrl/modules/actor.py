@@ -101,13 +101,14 @@ class LoReActor(TensorDictModuleBase):
         disagreement: Ensemble for a gate with a positive ``disagreement_weight``. Default:
             ``None``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
-        planner: Plans in the latent space, from that advice or without. Default: ``None``.
+        planner: Plans in the latent space, from the advice in the input or without. Default:
+            ``None``.
         world: What each action leads to, for discrete ones. Default: ``None``.
         value_temperature: :math:`\tau`, in units of the return. Default: ``1.0``.
         subgoal_head: Head for the losses, which take their parts from here. Default: ``None``.
 
     Raises:
-        TypeError: If ``actor`` is not a stock one.
+        TypeError: If ``actor`` is not a stock one. In ``forward``, if the mask is not boolean.
         ValueError: If the mixer is for another kind of policy, the gate weighs what there is no
             critic or ensemble for, or there is a ``world`` and actions are continuous. In
             ``forward``, if the advice or ``prior_net`` names another number of actions.

@@ -82,7 +82,7 @@ class UncertaintyGate(nn.Module):
 
     Keyword Args:
         **settings: As of :class:`~lore_torchrl.configs.GateConfig`, which documents defaults and
-            limits. ``beta_max`` becomes a buffer: ``fill_`` it to schedule it. With
+            limits. With
             ``value_source="two_hot"`` the variance is computed from the critic's logits
             ``state_value_logits``, ``[*B, K]``; ``"ensemble"`` takes it from ``value_variance``,
             ``[*B, 1]``.
@@ -96,14 +96,13 @@ class UncertaintyGate(nn.Module):
         [1.0, 0.0]
     """
 
-    beta_max: Tensor
     steps: Tensor
 
     def __init__(self, **settings: Any):
         super().__init__()
         c = GateConfig(**settings)
         total = c.entropy_weight + c.value_weight + c.disagreement_weight
-        self.kappa, self.tau = c.kappa, c.tau
+        self.beta_max, self.kappa, self.tau = c.beta_max, c.kappa, c.tau
         self.entropy_weight = c.entropy_weight / total
         self.value_weight = c.value_weight / total
         self.disagreement_weight = c.disagreement_weight / total
@@ -112,7 +111,6 @@ class UncertaintyGate(nn.Module):
         self.value_source = c.value_source
         two_hot = c.value_source == "two_hot"
         self.value_key = "state_value_logits" if two_hot else "value_variance"
-        self.register_buffer("beta_max", torch.tensor(float(c.beta_max)))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         if c.value_weight:
             self.value_scale = RunningScale(decay=c.scale_decay)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
-from torch import Tensor
 
 from lore_torchrl.modules.mixing import LogitMixer
 from lore_torchrl.modules.prior_net import PriorNet
@@ -29,10 +28,8 @@ class ImaginationActor(TensorDictModuleBase):
         mixer: Mixes within its bound.
 
     Keyword Args:
-        beta_max: Largest weight, not negative; a buffer that may be scheduled.
+        beta_max: Largest weight, not negative.
     """
-
-    beta_max: Tensor
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class ImaginationActor(TensorDictModuleBase):
         self.actor = actor
         self.prior_net = prior_net
         self.mixer = mixer
-        self.register_buffer("beta_max", torch.tensor(float(beta_max)))
+        self.beta_max = beta_max
         self.in_keys, self.out_keys = list(actor.in_keys), list(actor.out_keys)
 
     def _mixed(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -167,7 +167,7 @@ class LatentPlanner(TensorDictModuleBase):
         )
         reward = rolled.get("reward")
         value = self.world.value(rolled).get("state_value")
-        discount = self.world.gamma * self.world.continuation(rolled).get("continuation")
+        discount = self.world.continuation(rolled).get("continuation")
         never = torch.zeros_like(reward, dtype=torch.bool)
         returns = td_lambda_return_estimate(discount, self.config.lmbda, value, reward, never)
         return returns[..., 0, :].reshape(*shape, 1)
@@ -216,15 +216,17 @@ class LatentPlanner(TensorDictModuleBase):
 
     def _leaned(self, policy: Any, rows: TensorDictBase, time: int) -> Any:
         """Return the policy of a step, leaned on what the advisor says of it."""
-        logits = followed = None
-        plan, advice = rows.get(keys.PLAN, None), read_advice(rows)
+        logits = followed = advice = None
+        plan = rows.get(keys.PLAN, None)
         if self.config.seed == "plan" and plan is not None and time < plan.shape[-1]:
             named = plan[:, time : time + 1]
             # Far above the others, which keep no probability.
             logits = self._named(rows, self.kind.num_actions(policy))
             logits = logits.scatter(-1, named.clamp_min(0), 100.0)
             followed = (named >= 0).to(logits.dtype)
-        elif self.config.seed == "advice" and advice is not None and time == 0:
+        elif self.config.seed == "advice" and time == 0:
+            advice = read_advice(rows)
+        if advice is not None:
             logits, followed, *_ = AdviceBatch.clean(*advice)
         if logits is None:
             return policy

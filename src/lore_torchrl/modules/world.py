@@ -19,9 +19,6 @@ class WorldModel(nn.Module):
         continuation: Writes ``continuation``, the probability that the episode goes on.
         value: Critic; writes ``state_value``.
 
-    Keyword Args:
-        gamma: Discount beyond the continuation. Default: ``1.0``.
-
     Examples:
         >>> from lore_torchrl.configs import DreamerConfig
         >>> from lore_torchrl.dreamer.agent import build_agent
@@ -36,21 +33,18 @@ class WorldModel(nn.Module):
         imagination: DreamerEnv,
         continuation: TensorDictModuleBase,
         value: TensorDictModuleBase,
-        *,
-        gamma: float = 1.0,
     ):
         super().__init__()
         self.dynamics = imagination.world_model
         self.continuation = continuation
         self.value = value
-        self.gamma = gamma
 
     @torch.no_grad()
     def action_values(self, state: Tensor, belief: Tensor, num_actions: int) -> Tensor:
         r"""Return what one drawn step of each discrete action is worth, ``[*B, A]``.
 
         .. math::
-            \hat Q(s, a) = \hat r(s') + \gamma\, \hat c(s')\, V(s'), \qquad s' \sim p(\cdot|s, a)
+            \hat Q(s, a) = \hat r(s') + \hat c(s')\, V(s'), \qquad s' \sim p(\cdot|s, a)
 
         All actions are stepped at once, as a further batch dimension.
         """
@@ -64,4 +58,4 @@ class WorldModel(nn.Module):
         out = self.dynamics(TensorDict(latent, state.shape[:-1]))
         out = self.value(self.continuation(out))
         reward, continuation, value = map(out.get, ("reward", "continuation", "state_value"))
-        return (reward + self.gamma * continuation * value).squeeze(-1)
+        return (reward + continuation * value).squeeze(-1)

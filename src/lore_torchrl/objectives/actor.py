@@ -66,13 +66,12 @@ class LoReActorLoss(LossModule):
             \mathrm{ReLU}(\langle\mathrm{KL}(
             \mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle - \delta) \\
         \mathtt{loss\_lore\_bonus} &= -\beta_b\,
-            \langle w\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho(a)] \rangle \\
-        \mathtt{loss\_lore\_distillation} &= \lambda_d\,
-            \langle\mathrm{KL}(\mathrm{sg}(\pi_{mix}) \,\|\, \pi_{wm})\rangle
+            \langle w\,\mathbb{E}_{a\sim\pi_{wm}}[\log\rho(a)] \rangle
 
     with :math:`k` the updates so far and :math:`K` ``prior_steps``, without which that factor is 1,
     and, in training, :math:`\lambda \leftarrow \mathrm{clip}(\lambda + \eta(
-    \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`. With ``imitation_weight=0``
+    \langle\mathrm{KL}\rangle - \delta), 0, \lambda_{\max})`; a fixed :math:`\lambda` with
+    :math:`\delta = 0` distills the mixture into the policy. With ``imitation_weight=0``
     every advised state counts alike, whatever followed.
     Terms with weight zero are not computed, and a batch without advice and without a step to
     imitate leaves the loss, its gradients and the random stream as stock.
@@ -86,14 +85,14 @@ class LoReActorLoss(LossModule):
         actor_loss: Stock :class:`~torchrl.objectives.DreamerV3ActorLoss` or
             :class:`~torchrl.objectives.DreamerActorLoss`, with a stock actor of the mixer's kind of
             policy.
-        config: Weights :math:`\lambda_f, \lambda_\rho, \beta_b, \lambda_d`, threshold, multiplier
+        config: Weights :math:`\lambda_f, \lambda_\rho, \beta_b`, threshold, multiplier
             and bound, each documented there. Default: ``LossConfig()``.
 
     Keyword Args:
         gate: Gate of the acting policy, for :math:`\pi_{mix}` and :math:`\beta`; without one the
             terms are not gated. Default: ``None``.
         mixer: Mixer of the acting policy, for :math:`T`, :math:`\rho` and :math:`\pi_{mix}`.
-            Needed for the constraint, distillation and a Gaussian actor. Default: ``None``, a
+            Needed for the constraint and a Gaussian actor. Default: ``None``, a
             ``LogitMixer()``.
         prior_net: Network that has learned the advice so far. Default: ``None``.
         disagreement: Ensemble for a gate that weighs it. Default: ``None``.
@@ -131,12 +130,8 @@ class LoReActorLoss(LossModule):
     tensor_keys: _AcceptedKeys
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.TDLambda
-    _schedulable_buffers = frozenset({"delta", "delta_end", "multiplier_max"})
 
     multiplier: Tensor
-    multiplier_max: Tensor
-    delta: Tensor
-    delta_end: Tensor
     updates: Tensor
     least_return: Tensor
     greatest_return: Tensor
@@ -164,16 +159,14 @@ class LoReActorLoss(LossModule):
         for part, kind in ((gate, UncertaintyGate), (mixer, LogitMixer)):
             if not isinstance(part, kind | None):
                 raise TypeError(f"gate and mixer must be the policy's own, got {part!r}.")
-        self.constrained = c.multiplier_lr > 0 or c.multiplier_init > 0
-        self.mixes = self.constrained or c.distillation_weight > 0
-        if self.mixes and (gate is None or mixer is None):
+        if c.constrained and (gate is None or mixer is None):
             raise ValueError(
-                "The constraint and distillation compare the policy with the mixture that acts: "
-                "pass the policy's gate and mixer, or set multiplier_lr=0, distillation_weight=0."
+                "The constraint compares the policy with the mixture that acts: pass the policy's "
+                "gate and mixer, or set multiplier_lr=0 and multiplier_init=0."
             )
         weighs = c.prior_weight > 0 or c.bonus_weight > 0
         self.gated = weighs and c.gated and gate is not None
-        if self.mixes or self.gated:
+        if c.constrained or self.gated:
             if gate.value_weight and (gate.value_source == "ensemble") == (value_ensemble is None):
                 raise ValueError(
                     f"The gate has value_source={gate.value_source!r}: pass the policy's ensemble "
@@ -209,11 +202,7 @@ class LoReActorLoss(LossModule):
         self.subgoal: Tensor | None = None
         # Whether a composed loss hands over the advice, which the input then lacks.
         self.composed = False
-        delta_end = c.delta if c.delta_end is None else c.delta_end
         self.register_buffer("multiplier", torch.tensor(float(c.multiplier_init)))
-        self.register_buffer("multiplier_max", torch.tensor(float(c.multiplier_max)))
-        self.register_buffer("delta", torch.tensor(float(c.delta)))
-        self.register_buffer("delta_end", torch.tensor(float(delta_end)))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         for name in ("least_return", "greatest_return"):
             self.register_buffer(name, torch.zeros(()))
@@ -250,7 +239,9 @@ class LoReActorLoss(LossModule):
     def advised(self) -> bool:
         """Whether there is anything to compute on states that carry advice."""
         aligner = self.mixer.temperature
-        weighs = self.config.prior_weight > 0 or self.config.bonus_weight > 0 or self.mixes
+        weighs = (
+            self.config.prior_weight > 0 or self.config.bonus_weight > 0 or self.config.constrained
+        )
         return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
@@ -281,10 +272,11 @@ class LoReActorLoss(LossModule):
 
     def current_delta(self) -> Tensor:
         r"""Return :math:`\delta` at this point of its schedule."""
-        if not self.config.delta_steps:
-            return self.delta_end
-        progress = (self.updates / self.config.delta_steps).clamp(max=1.0)
-        return self.delta + (self.delta_end - self.delta) * progress
+        c = self.config
+        end = c.delta if c.delta_end is None else c.delta_end
+        if not c.delta_steps:
+            return self.multiplier.new_full((), end)
+        return c.delta + (end - c.delta) * (self.updates / c.delta_steps).clamp(max=1.0)
 
     def return_scale(self) -> Tensor | float:
         r"""Return :math:`S`, by which the wrapped loss divides its advantages, or 1."""
@@ -516,10 +508,10 @@ class LoReActorLoss(LossModule):
         def mean(value: Tensor) -> Tensor:
             return masked_mean(value, valid) if followed is None else _weighted_mean(value, counted)
 
-        if self.mixes or self.gated:
+        if c.constrained or self.gated:
             beta = self._beta(tensordict, fixed)
         if self.gated:
-            weight = weight * (beta / self.gate.beta_max.clamp_min(1e-9)).squeeze(-1)
+            weight = weight * (beta / max(self.gate.beta_max, 1e-9)).squeeze(-1)
         if c.prior_weight:
             pair = (prior, policy) if c.prior_kl == "prior_to_policy" else (policy, prior)
             prior_term = c.prior_weight * mean(weight * kind.divergence(*pair))
@@ -529,18 +521,15 @@ class LoReActorLoss(LossModule):
         if c.bonus_weight:
             bonus = mean(weight * kind.expected_log_prob(policy, prior))
             terms["loss_lore_bonus"] = -c.bonus_weight * bonus
-        if self.mixes:
+        if c.constrained:
             kl = mean(kind.divergence(mixer.mix(fixed, advice, beta).policy, policy))
             terms["lore_kl"] = kl
-        if c.distillation_weight:
-            terms["loss_lore_distillation"] = c.distillation_weight * kl
-        if self.constrained:
             delta = self.current_delta()
             terms["loss_lore_constraint"] = self.multiplier.clone() * (kl - delta).clamp_min(0.0)
             if self.training:
                 violation = torch.where(counted.any(), kl.detach() - delta, 0.0)
-                moved = (self.multiplier + c.multiplier_lr * violation).clamp_min(0.0)
-                self.multiplier.copy_(torch.minimum(moved, self.multiplier_max))
+                moved = self.multiplier + c.multiplier_lr * violation
+                self.multiplier.copy_(moved.clamp(0.0, c.multiplier_max))
             terms["lore_delta"] = delta
             terms["lore_multiplier"] = self.multiplier
         if aligner is not None:

@@ -34,8 +34,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         value_loss: Stock critic objective.
 
     Keyword Args:
-        gamma: Discount that the stock losses are set to; the returns that are imitated are
-            discounted by ``gamma * (1 - 1 / continuation_horizon)``. Default: ``1.0``.
         **settings: As in the stock class; its ``continuation_horizon`` and ``lmbda`` are those of
             the returns that are imitated too.
 
@@ -55,8 +53,6 @@ class LoReDreamerV3Loss(DreamerV3Loss):
         model_loss: DreamerV3ModelLoss,
         actor_loss: LoReActorLoss,
         value_loss: DreamerV3ValueLoss,
-        *,
-        gamma: float = 1.0,
         **settings: Any,
     ):
         if not isinstance(actor_loss, LoReActorLoss):
@@ -66,7 +62,7 @@ class LoReDreamerV3Loss(DreamerV3Loss):
             )
         super().__init__(model_loss, actor_loss, value_loss, **settings)
         actor_loss.composed = True
-        self.discount = gamma * (1.0 - 1.0 / self.continuation_horizon)
+        self.discount = 1.0 - 1.0 / self.continuation_horizon
 
     @property
     def in_keys(self) -> list[NestedKey]:

@@ -16,7 +16,8 @@ class PolicyKind(nn.Module, ABC):
     An advisor proposes a distribution over :math:`K` *named* actions, as logits ``[*B, K]``.
     A *policy* is what the kind's own :meth:`of` and :meth:`read` return: something with
     ``detach()``, ``to(dtype)`` and ``dtype``. Nothing here waits for the device or makes a
-    shape depend on values; random numbers are drawn in :meth:`draw` alone.
+    shape depend on values; random numbers are drawn in :meth:`draw`, :meth:`act` and
+    :meth:`sample` alone.
 
     A subclass must keep three properties, which ``tests/policies`` checks for every kind:
 

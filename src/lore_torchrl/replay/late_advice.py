@@ -61,22 +61,21 @@ class LateAdvice:
     def apply(self, replay: ReplayBufferEnsemble, answers: Answers) -> int:
         """Write the answers that have come into the rows that wait for them, and count these."""
         found = [
-            (advice_id, place, advice)
+            (place, advice)
             for advice_id, advice in answers(list(self._places)).items()
             for place in self._places.pop(advice_id)
         ]
-        late = [row for row in found if row[2] is not None]
+        late = [row for row in found if row[1] is not None]
         self.missed += len(found) - len(late)
         if not late:
             return 0
-        ids, places, advices = zip(*late, strict=True)
+        places, advices = zip(*late, strict=True)
         buffer_ids, index, generation = torch.tensor(places).unbind(1)
         logits = torch.tensor([a.logits for a in advices], dtype=torch.float32)
         patch = {
             keys.PRIOR_LOGITS: logits,
             keys.CONFIDENCE: torch.tensor([[float(a.confidence)] for a in advices]),
             keys.MASK: torch.ones(len(index), 1, dtype=torch.bool),
-            keys.ADVICE_ID: torch.tensor(ids).unsqueeze(-1),
             keys.FALLBACK: torch.zeros(len(index), 1, dtype=torch.bool),
         }
         if self._action_mask:

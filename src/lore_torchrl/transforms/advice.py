@@ -202,7 +202,7 @@ class AdviceTransform(RowTransform):
             keys.MASK: Binary(shape=one, dtype=torch.bool),
             keys.ADVICE_ID: Unbounded(one, dtype=torch.int64),
             keys.FALLBACK: Binary(shape=one, dtype=torch.bool),
-            keys.PLAN: Bounded(-1, self._n_actions, plan, dtype=torch.int64),
+            keys.PLAN: Bounded(-1, self._n_actions - 1, plan, dtype=torch.int64),
             keys.ACTION_MASK: Binary(shape=actions, dtype=torch.bool),
             keys.SUBGOAL: Bounded(0.0, 1.0, names, dtype=torch.float32),
         }
