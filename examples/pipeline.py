@@ -38,6 +38,7 @@ from lore_torchrl.envs.minigrid import MiniGrid, MiniGridDescriber, MiniGridPlan
 def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     """Train for some steps and return the last losses."""
     torch.manual_seed(0)
+    # [start:setup]
     env = MiniGrid("MiniGrid-DoorKey-5x5-v0").make_env(num_envs=4, seed=0)
     sizes = DreamerConfig()
     agent = build_agent(  # your networks
@@ -48,6 +49,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     env.append_transform(InitTracker())
     env.append_transform(TensorDictPrimer(agent.primers(), expand_specs=True))
     model_loss, actor_loss, value_loss = stock_losses(agent, sizes)
+    # [end:setup]
     # [start:lore]
     if with_lore:
         advisor, describer = ScriptedAdvisor(MiniGridPlanner()), MiniGridDescriber()
@@ -64,6 +66,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
         lore, acting, observed = None, agent.actor, OBSERVED_KEYS
         loss = DreamerV3Loss(model_loss, actor_loss, value_loss)
 
+    # [start:collector]
     collector = Collector(
         env,
         agent.policy(acting),
@@ -79,6 +82,7 @@ def main(with_lore: bool, steps: int, *, updates: int = 1) -> dict[str, float]:
     if with_lore:
         returns = lore.returns()  # Of finished episodes: they decide what is imitated.
         imitated = lore.imitation_sampler(replay, batch_size=8 * 16)  # Steps of all of replay.
+    # [end:collector]
     # [start:loop]
     for batch in collector:
         records = stream_records(batch, observed)

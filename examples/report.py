@@ -13,6 +13,7 @@ Examples::
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help="default: report, inside the first folder or beside the first file",
+        help="default: report, or with --metric report_<metric>, inside the first folder or beside "
+        "the first file",
     )
     args = parser.parse_args()
     try:
@@ -82,6 +84,8 @@ def positive(text: str) -> int:
 def report(args: argparse.Namespace) -> Path:
     """Read the runs, write the report, and return its page."""
     first = Path(args.sources[0])
+    shown = re.sub(r"\W+", "_", args.metric)
+    name = "report" if args.metric == "eval/success" else f"report_{shown}"
     if args.wandb:
         records = merge(run for name in args.sources for run in read_wandb(name, by=args.by))
         beside = Path("outputs")
@@ -89,7 +93,7 @@ def report(args: argparse.Namespace) -> Path:
         records = read_runs(*args.sources, by=args.by)
         beside = first.parent if first.suffix == ".csv" else first
     return write_report(
-        args.output or beside / "report",
+        args.output or beside / name,
         Study(records, args.baseline, metric=args.metric, references=read_csv(args.references)),
         title=args.title or f"Report on {', '.join(args.sources)}",
         command=command_line(),

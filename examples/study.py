@@ -49,7 +49,11 @@ def main(config: DictConfig) -> None:
     if study.references and not Path(study.references).exists():
         # The default one, from another folder.
         study.references = str(script.parent.parent / study.references)
-    errors, page = run_study(study, script=script)
+    try:
+        errors, page = run_study(study, script=script)
+    except KeyboardInterrupt:
+        print("Stopped. Finished runs are kept; the same command goes on with the others.")
+        raise SystemExit(130) from None
     if page is not None:
         print(f"report {page}")
     if errors:

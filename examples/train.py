@@ -43,7 +43,11 @@ def main(config: DictConfig) -> float:
         return summary.get("eval/success", float("nan"))
     name = stopped["reason"]
     at = f"{stopped['step']:,} of {stopped['total_steps']:,}"
-    way = f"; go on with resume={config.output_dir}" if config.checkpoint_interval else ""
+    way = (
+        f"; the same command with resume={config.output_dir} goes on"
+        if config.checkpoint_interval
+        else ""
+    )
     print(f"stopped            at step {at} ({name}){way}")
     if name in signal.Signals.__members__:
         # As the shell does it; a sweep ends with it.

@@ -266,7 +266,7 @@ def test_an_idle_channel_is_told_the_setting_of_a_wrapped_advisor():
     for advisor, path in (("stale", "advisor.advisor"), ("turns", "advisor.before")):
         words = [f"advisor={advisor}", "channel=plan"]
         (line,) = idle_channels(OmegaConf.to_object(compose(*words)))
-        assert f"it takes {path}.plan_length=16 and" in line
+        assert f"it takes {path}.plan_length=16, {path}.competence other than 0" in line
         assert not idle_channels(OmegaConf.to_object(compose(*words, f"{path}.plan_length=16")))
 
 

@@ -90,30 +90,43 @@ def test_success_is_a_reward_where_it_returns_no_more_than_nothing():
 
 def test_invalid_answers_are_counted_since_the_row_before():
     watch = monitor(patience=2)
-    rows = [(10, 0), (14, 4), (20, 5), (30, 9), (40, 9)]
+    # Of 10 none failed; of 4 all; of 6 one; of 10 four; of 3 all; none was asked; of 10 none.
+    rows = [(10, 0), (10, 4), (15, 5), (21, 9), (21, 12), (21, 12), (31, 12)]
     values = [
-        watch.observe(100 * n, {"advice/calls": calls, "advice/lost": failed})[0].get(
-            "health/invalid_answers"
-        )
-        for n, (calls, failed) in enumerate(map(lambda row: tuple(map(float, row)), rows))
+        watch.observe(100 * n, answered_and_failed(*row))[0].get("health/invalid_answers")
+        for n, row in enumerate(rows)
     ]
-    # Of 10 none; 4 calls are too few to tell; of 10 half; of 10 four; of 10 none.
-    assert values == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert values == [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
 
 
-def test_refunded_failures_are_no_calls_that_failed():
-    row = {"advice/calls": 10.0, "advice/lost": 1.0, "advice/failed": 40.0}
-    assert monitor().observe(512, row)[0]["health/invalid_answers"] == 0.0
+def answered_and_failed(answered: float, failed: float) -> dict[str, float]:
+    return {"advice/answered": float(answered), "advice/failed": float(failed)}
+
+
+def test_an_outage_trips_it_though_few_questions_are_asked_and_none_costs_a_call():
+    """One attempt in a row of the log, refunded, as of a server that is not there."""
+    watch = monitor()
+    rows = [{"advice/calls": 0.0, **answered_and_failed(0, n)} for n in range(1, 5)]
+    found = [finding for n, row in enumerate(rows) for finding in watch.observe(512 * n, row)[1]]
+    assert [finding.check for finding in found] == ["invalid_answers"]
+
+
+def test_what_a_recording_lacks_is_no_failure():
+    watch = monitor(patience=1)
+    row = answered_and_failed(10, 40) | {"advice/error_not_recorded": 39.0}
+    assert watch.observe(512, row)[0]["health/invalid_answers"] == 0.0
 
 
 def test_an_advisor_that_fails_until_no_call_is_left_is_told_at_once():
     """There may be no row with calls after it: 98 calls fit between two rows."""
-    spent = {"advice/calls": 98.0, "advice/lost": 90.0, "advice/budget_left": 0.0}
+    spent = answered_and_failed(8, 90) | {"advice/calls": 98.0, "advice/budget_left": 0.0}
     watch = monitor()
     metrics, findings = watch.observe(512, spent)
-    assert metrics["health/invalid_answers"] == 1.0 and "92%" in findings[0].message
+    assert (
+        metrics["health/invalid_answers"] == 1.0 and "90 of the advisor's 98" in findings[0].message
+    )
     assert watch.observe(1_024, spent)[0]["health/invalid_answers"] == 1.0
-    assert not monitor().observe(512, spent | {"advice/lost": 10.0})[1]
+    assert not monitor().observe(512, spent | answered_and_failed(88, 10))[1]
     assert not monitor().observe(512, spent | {"advice/budget_left": 9.0})[1]
 
 

@@ -258,7 +258,7 @@ def test_random_steps_go_on_as_configured_and_not_as_saved(tmp_path):
         run.close()
 
 
-def test_a_held_temperature_is_the_configured_one(tmp_path):
+def test_a_held_temperature_is_the_configured_one(tmp_path, caplog):
     first = TemperatureConfig(init=2.0)
     config = tiny_config(
         tmp_path,
@@ -270,9 +270,16 @@ def test_a_held_temperature_is_the_configured_one(tmp_path):
     train(config, advisor=planner())
     for rate, expected in ((0.0, 1.5), (0.1, 2.0)):
         other = LoReConfig(temperature=TemperatureConfig(init=1.5, rate=rate))
-        run = build_run(
-            replace(config, lore=other, total_steps=64, resume=config.output_dir), advisor=planner()
-        )
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="torchrl"):
+            run = build_run(
+                replace(config, lore=other, total_steps=64, resume=config.output_dir),
+                advisor=planner(),
+            )
+        told = next(line for line in caplog.messages if "other settings" in line)
+        assert "lore.temperature.init 2.0 there, 1.5 here" in told
+        assert ("lore.temperature.rate" in told) == (rate > 0)
+        assert "total_steps" not in told and "resume " not in told
         try:
             (aligner,) = (
                 m for m in run.collector.policy.modules() if isinstance(m, TemperatureAligner)

@@ -225,6 +225,7 @@ def test_a_run_that_replaces_another_keeps_none_of_its_programs(tmp_path):
         lore = LoReConfig(progress=replace(BOTH.progress, path=str(path)))
         build_run(tiny_config(tmp_path / "run", lore=lore), advisor=planner()).close()
         assert ProgramStore(kept).read() == found
+    assert (tmp_path / "run" / "metrics.replaced.jsonl").exists()
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):

@@ -13,6 +13,7 @@ from torchrl.envs import (
     DTypeCastTransform,
     ExcludeTransform,
     RenameTransform,
+    SqueezeTransform,
     UnsqueezeTransform,
 )
 
@@ -65,6 +66,10 @@ def cast(key, before, after):
         (
             {"env": lambda env: env.append_transform(RenameTransform(["reward"], ["rew"]))},
             "no entry 'reward', which every run reads",
+        ),
+        (
+            {"env": lambda env: env.append_transform(SqueezeTransform(-1, in_keys=["reward"]))},
+            r"'reward' must be \[N, 1\], got \[N\]",
         ),
         (
             {"env": cast("success", torch.bool, torch.float32)},
@@ -147,7 +152,9 @@ def test_a_planner_is_asked_once_at_the_start(values, fits):
 
 
 def test_what_a_run_needs_beyond_that_is_named():
-    with pytest.raises(TypeError, match=r"no abstract_state\(\).*lore.calls.abstract_states=false"):
+    with pytest.raises(
+        TypeError, match=r"no abstract_state\(\).*lore.calls.abstract_states=false .*averaged=null"
+    ):
         check_adapter(Own(), abstract_states=True)
     with pytest.raises(ValueError, match=r"'action_mask', which lore\.epsilon"):
         check_adapter(FrozenLake(), masked=True)

@@ -53,6 +53,14 @@ def test_without_gains_they_have_no_weight():
     assert drawn.shape == (5,) and not drawn[keys.IMITATION_WEIGHT].any()
 
 
+def test_a_replay_without_returns_is_refused():
+    replay = filled([(0, 3)])
+    for stream in range(STREAMS):
+        del replay[stream].storage._storage[keys.IMITATION_WEIGHT]
+    with pytest.raises(KeyError, match=r"lore\.returns\(\)\.prepare\(records\) before"):
+        ImitationSampler(replay, num_steps=5).sample()
+
+
 def test_the_limit_grows_with_the_episodes_that_gained():
     lucky = [(0, 1), (0, 4), (0, 5), (1, 9)]  # of three episodes
     for pseudocount, limit in ((5.0, 3 / 8), (0.0, 1.0)):

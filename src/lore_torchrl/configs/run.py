@@ -192,7 +192,7 @@ class HealthConfig(Settings, prefix="health"):
         10_000, "no_reward: environment steps without a mean return above 0 or a success.", gt=0
     )
     invalid_share: float | None = setting(
-        0.2, "invalid_answers: share of at least 5 calls since a row that failed.", gt=0, le=1
+        0.2, "invalid_answers: share of the questions since a row that failed.", gt=0, le=1
     )
     budget_burn_share: float | None = setting(
         0.02, "budget_burn: the last of all calls made before this share of the run.", gt=0, le=1

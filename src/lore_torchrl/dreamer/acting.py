@@ -219,9 +219,9 @@ def idle_channels(config: TrainConfig) -> list[str]:
             "valid_actions": advisor.valid_actions and advisor.competence >= 0.0,
         }
         how = {
-            "plan": f"{path}.plan_length=16 and a {path}.competence other than 0",
-            "subgoal": f"{path}.subgoals=true and a {path}.competence above 0",
-            "valid_actions": f"{path}.valid_actions=true and a {path}.competence of 0 or more",
+            "plan": f"{path}.plan_length=16, {path}.competence other than 0",
+            "subgoal": f"{path}.subgoals=true, {path}.competence above 0",
+            "valid_actions": f"{path}.valid_actions=true, {path}.competence 0 or more",
         }
     elif isinstance(advisor, ChatAdvisorConfig):
         given, how = dict.fromkeys(advisor.ask_for, True), {}

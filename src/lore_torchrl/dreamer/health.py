@@ -13,7 +13,7 @@ from lore_torchrl.configs import HealthConfig, TrainConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
 
 # Fewer calls say nothing about an advisor.
-_MIN_CALLS = 5
+_MIN_QUESTIONS = 5
 # Success rate in training above which low entropy is mastery rather than collapse.
 _MASTERY = 0.5
 # Standard deviation of beta below which it counts as constant.
@@ -36,7 +36,7 @@ class _Memory:
     lowest_error: float = math.inf
     best_return: float = -math.inf
     rewarded_step: int = 0
-    calls: float = 0.0
+    answered: float = 0.0
     failed: float = 0.0
     spent_step: int | None = None
 
@@ -173,20 +173,23 @@ class HealthMonitor:
             message = f"No episode has returned anything for {unrewarded:,} steps. {hint}"
             yield "no_reward", unrewarded >= c.no_reward_steps, 1, message
 
-        # A refunded failure is no call, and none of those counted here.
-        calls, failed = get("advice/calls"), get("advice/lost")
-        left = get("advice/budget_left")
-        known = calls is not None and failed is not None
-        if c.invalid_share is not None and known and calls - memory.calls >= _MIN_CALLS:
-            share = (failed - memory.failed) / (calls - memory.calls)
-            memory.calls, memory.failed = calls, failed
-            message = (
-                f"{share:.0%} of the advisor's latest calls failed. advice/error_* tells of what; "
-                "python examples/advise.py shows one question and its answer."
-            )
-            # Once no call is left, no further row may have any.
-            patience = 1 if left == 0 else c.patience
-            yield "invalid_answers", share > c.invalid_share, patience, message
+        calls, left = get("advice/calls"), get("advice/budget_left")
+        answered, failed = get("advice/answered"), get("advice/failed")
+        if c.invalid_share is not None and None not in (answered, failed):
+            # What a recording lacks is no fault of it.
+            failed -= get("advice/error_not_recorded", 0.0)
+            lost = failed - memory.failed
+            asked = lost + answered - memory.answered
+            memory.answered, memory.failed = answered, failed
+            if asked:
+                message = (
+                    f"{lost:.0f} of the advisor's {asked:.0f} latest questions failed. "
+                    "advice/error_* tells of what; python examples/advise.py, with env=, advisor= "
+                    "and advisor.* as in this run, shows one question and its answer."
+                )
+                # Once no call is left, no further row may have any.
+                patience = 1 if left == 0 and asked >= _MIN_QUESTIONS else c.patience
+                yield "invalid_answers", lost > c.invalid_share * asked, patience, message
 
         if c.budget_burn_share is not None and calls and left is not None:
             if left > 0:  # a resume may have raised the budget

@@ -94,6 +94,10 @@ def _check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
         )
 
 
+# Settings that a resume changes by itself.
+_OF_THE_COMMAND = (".resume ", ".output_dir ", ".total_steps ")
+
+
 def _changes(name: str, before: Any, now: Any) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
@@ -152,14 +156,18 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
         torch.zeros(1, device=device).item()
     # AssertionError: a PyTorch without CUDA; NotImplementedError: meta.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"device={c.device!r} cannot be used here: use cpu, cuda or cuda:1."
-        ) from error
+        known = "cpu, cuda or cuda:1" if torch.cuda.is_available() else "cpu: there is no CUDA"
+        raise ValueError(f"device={c.device!r} cannot be used here: use {known}.") from error
     output = Path(c.output_dir)
     remove_leftovers(output / "checkpoints")
     resume = None if c.resume is None else find_checkpoint(c.resume)
     if resume is not None:
-        _check_resumable(load_config(resume, trust=None), c)
+        saved = load_config(resume, trust=None)
+        _check_resumable(saved, c)
+        lines = _changes("", redact_all(saved), redact_all(c))
+        changed = [line[1:] for line in lines if not line.startswith(_OF_THE_COMMAND)]
+        if changed:
+            torchrl_logger.warning(f"Resumed with other settings: {'; '.join(changed)}.")
 
     adapter = adapter_of(c.env)
     agent = build_env_agent(c, adapter, device=device)
@@ -243,7 +251,12 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
     if not earlier and (output / "metrics.jsonl").exists():
-        torchrl_logger.warning(f"{output} held another run, whose rows and figures are replaced.")
+        earlier_rows = output / "metrics.replaced.jsonl"
+        (output / "metrics.jsonl").replace(earlier_rows)
+        torchrl_logger.warning(
+            f"{output} held another run, which is replaced: its rows are in {earlier_rows.name}. "
+            "To go on with a run, set resume=."
+        )
         parts = (c.lore.features, c.lore.progress, c.lore.subgoal)
         named = {Path(part.path).resolve() for part in parts if part.path is not None}
         programs = output / "programs.jsonl"
@@ -468,7 +481,8 @@ def _publish(run: Run, output: Path) -> dict[str, float]:
     if errors and not any(summary.get(name) for name in came):
         torchrl_logger.warning(
             f"No question got an answer ({', '.join(sorted(errors))}): the run had no advice. "
-            "python examples/advise.py shows one question and what comes of it."
+            "python examples/advise.py, with env=, advisor= and advisor.* as in this run, shows "
+            "one question and what comes of it."
         )
     wanted = run.config.logger.upload_checkpoint and folder.is_dir()
     checkpoint = CheckpointRotation(folder, keep_last=1).latest() if wanted else None

@@ -64,7 +64,7 @@ def check_adapter(
         if abstract_states and not hasattr(describer, "abstract_state"):
             raise TypeError(
                 f"{type(describer).__name__} has no abstract_state(): add it, or set "
-                "lore.calls.abstract_states=false."
+                "lore.calls.abstract_states=false and lore.calls.answers_averaged=null."
             )
     env = adapter.make_env(num_envs=2, seed=0, evaluation=False, parallel=False, pixels=False)
     try:
@@ -122,6 +122,13 @@ def _check_specs(env: EnvBase, readers: Mapping[str, str], name: str) -> Sizes:
                 f"{name}: {key!r} must be {dtype} [{', '.join(map(str, ('N', *sides)))}], got "
                 f"{specs[key].dtype} [{', '.join(map(str, ('N', *got)))}]."
             )
+    for key, spec in (
+        *env.full_reward_spec.items(True, True),
+        *env.full_done_spec.items(True, True),
+    ):
+        if tuple(spec.shape[1:]) != (1,):
+            got = ", ".join(map(str, ("N", *spec.shape[1:])))
+            raise ValueError(f"{name}: {key!r} must be [N, 1], got [{got}].")
     return Sizes(
         specs["observation"].shape[-1] if "observation" in specs else None,
         tuple(specs["frame"].shape[1:]) if "frame" in specs else None,

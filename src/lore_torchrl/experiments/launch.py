@@ -268,6 +268,7 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
             f"logger.group={_quoted(f'{job.experiment}: {job.method}')}",
         ),
     ]
+    torchrl_logger.info(f"{job.name}: {'resumed' if resumed else 'started'}, see {job.log}")
     start = time.time()
     with job.log.open("a" if resumed else "w") as log:
         process = subprocess.Popen(
@@ -293,6 +294,7 @@ def _run_locked(job: Job, script: Path, workers: _Workers, lock: IO[str]) -> str
         facts |= read_object(stopped)
         why = f" ({facts['reason']}, step {facts['step']:,})"
     rewrite(job.folder / ("failed" if code else "done"), [json.dumps(facts)])
+    torchrl_logger.info(f"{job.name}: {'failed' if code else 'done'}")
     return f"{job.name} failed: {job.log}{why or _last_error(job.log)}" if code else None
 
 

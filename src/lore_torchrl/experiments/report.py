@@ -84,8 +84,8 @@ def _notes(study: Study) -> list[str]:
     notes = [f"{len(study.records)} runs, {count} seeds of each method."]
     times = [record.seconds for record in study.records if record.seconds is not None]
     if times:
-        whole = f"{len(times)} of the runs" if len(times) < len(study.records) else "runs"
-        notes.append(f"{sum(times) / 3600:.1f} hours of {whole}.")
+        whole = f" (known of {len(times)} runs)" if len(times) < len(study.records) else ""
+        notes.append(f"{sum(times) / 3600:.1f} hours in total{whole}.")
     machines = sorted({record.machine for record in study.records if record.machine})
     if machines:
         notes.append(f"Run on {'; '.join(machines)}, one CPU thread each.")

@@ -62,6 +62,8 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
     recording = play(c.checkpoint, **{name: getattr(c, name) for name in names})
     output = Path(c.output)
     output.mkdir(parents=True, exist_ok=True)
+    for left in output.glob("episode[0-9]*.*"):  # of an earlier inspection
+        left.unlink()
     pictures, timelines = [], []
     for index, episode in enumerate(recording.episodes):
         drawn = [draw(recording, index, step) for step in range(len(episode.moments))]

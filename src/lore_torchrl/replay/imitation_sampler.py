@@ -67,10 +67,15 @@ class ImitationSampler:
         Before any step has a positive weight they are arbitrary, of weight 0.
         """
         stored = [
-            self.replay[stream].storage[:].select(*_ENTRIES, "is_init")
+            self.replay[stream].storage[:].select(*_ENTRIES, "is_init", strict=False)
             for stream in range(len(self.replay.writer))
             if len(self.replay[stream])
         ]
+        if keys.IMITATION_WEIGHT not in stored[0]:
+            raise KeyError(
+                f"Replay has no {keys.IMITATION_WEIGHT!r}: pass the records through "
+                "lore.returns().prepare(records) before replay.extend(records)."
+            )
         weights = torch.cat([part.get(keys.IMITATION_WEIGHT).reshape(-1) for part in stored])
         episode = torch.cat([part.pop("is_init").reshape(-1) for part in stored]).cumsum(0)
         pool = (weights > 0).nonzero().squeeze(-1)
