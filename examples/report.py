@@ -62,8 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help="default: report, or with --metric report_<metric>, inside the first folder or beside "
-        "the first file",
+        help="default: report_<metric>, inside the first folder or beside the first file",
     )
     args = parser.parse_args()
     try:
@@ -84,8 +83,8 @@ def positive(text: str) -> int:
 def report(args: argparse.Namespace) -> Path:
     """Read the runs, write the report, and return its page."""
     first = Path(args.sources[0])
-    shown = re.sub(r"\W+", "_", args.metric)
-    name = "report" if args.metric == "eval/success" else f"report_{shown}"
+    # A study's own report is in report.
+    name = "report_" + re.sub(r"\W+", "_", args.metric)
     if args.wandb:
         records = merge(run for name in args.sources for run in read_wandb(name, by=args.by))
         beside = Path("outputs")

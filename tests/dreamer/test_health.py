@@ -111,9 +111,10 @@ def test_an_outage_trips_it_though_few_questions_are_asked_and_none_costs_a_call
     assert [finding.check for finding in found] == ["invalid_answers"]
 
 
-def test_what_a_recording_lacks_is_no_failure():
+def test_what_the_advisor_never_saw_is_no_failure_of_it():
     watch = monitor(patience=1)
-    row = answered_and_failed(10, 40) | {"advice/error_not_recorded": 39.0}
+    row = answered_and_failed(10, 40) | {"advice/error_not_recorded": 9.0}
+    row |= {"advice/error_not_sent": 20.0, "advice/error_prompt_too_long": 10.0}
     assert watch.observe(512, row)[0]["health/invalid_answers"] == 0.0
 
 

@@ -19,6 +19,7 @@ from lore_torchrl.configs import (
     FeaturesConfig,
     LoggerConfig,
     LoReConfig,
+    LossConfig,
     TemperatureConfig,
 )
 from lore_torchrl.control import AdviceBandit
@@ -258,18 +259,21 @@ def test_random_steps_go_on_as_configured_and_not_as_saved(tmp_path):
         run.close()
 
 
-def test_a_held_temperature_is_the_configured_one(tmp_path, caplog):
+def test_a_held_temperature_and_multiplier_are_the_configured_ones(tmp_path, caplog):
     first = TemperatureConfig(init=2.0)
     config = tiny_config(
         tmp_path,
-        lore=LoReConfig(temperature=first),
+        lore=LoReConfig(temperature=first, loss=LossConfig(multiplier_init=0.05)),
         total_steps=32,
         checkpoint_interval=32,
         **RARELY,
     )
     train(config, advisor=planner())
-    for rate, expected in ((0.0, 1.5), (0.1, 2.0)):
-        other = LoReConfig(temperature=TemperatureConfig(init=1.5, rate=rate))
+    for rate, expected, multiplier in ((0.0, 1.5, 0.02), (0.1, 2.0, 0.05)):
+        other = LoReConfig(
+            temperature=TemperatureConfig(init=1.5, rate=rate),
+            loss=LossConfig(multiplier_init=0.02, multiplier_lr=rate),
+        )
         caplog.clear()
         with caplog.at_level("WARNING", logger="torchrl"):
             run = build_run(
@@ -285,6 +289,8 @@ def test_a_held_temperature_is_the_configured_one(tmp_path, caplog):
                 m for m in run.collector.policy.modules() if isinstance(m, TemperatureAligner)
             )
             assert aligner.temperature.item() == expected
+            held = run.learner.loss.actor_loss.multiplier.item()
+            assert held == pytest.approx(multiplier)
         finally:
             run.close()
 

@@ -220,12 +220,13 @@ def test_a_run_that_replaces_another_keeps_none_of_its_programs(tmp_path):
     ]
     for path, first in ((own, programs[0]), (kept, programs[1])):
         ProgramStore(path).append(first)
-    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 32}\n')
     for path, found in ((kept, programs[1:]), (own, programs[:1])):
         lore = LoReConfig(progress=replace(BOTH.progress, path=str(path)))
         build_run(tiny_config(tmp_path / "run", lore=lore), advisor=planner()).close()
         assert ProgramStore(kept).read() == found
-    assert (tmp_path / "run" / "metrics.replaced.jsonl").exists()
+    # The second start, which has nothing to keep, loses nothing.
+    assert (tmp_path / "run" / "metrics.replaced.jsonl").read_text() == '{"step": 32}\n'
 
 
 def test_a_resumed_run_goes_on_counting_what_was_paid_for_progress(tmp_path):

@@ -371,7 +371,7 @@ def test_the_script_reports_on_several_sources_together(tmp_path, run_script, ca
     run_script(tmp_path / "stock.csv", tmp_path / "ours.csv", "--baseline", "stock")
     printed = capsys.readouterr().out
     assert "| stock | 2 |" in printed and "| ours | 3 |" in printed
-    assert f"report {tmp_path}/report/report.html" in printed
+    assert f"report {tmp_path}/report_eval_success/report.html" in printed
 
 
 def test_the_script_says_what_is_wrong_without_a_traceback(tmp_path, run_script):

@@ -22,11 +22,13 @@ def start(monkeypatch, tmp_path):
     for logger in map(logging.getLogger, list(logging.root.manager.loggerDict)):
         monkeypatch.setattr(logger, "disabled", logger.disabled)
 
-    def call(*words: str) -> list[int | None]:
+    def call(*words: str, interrupted: bool = False) -> list[int | None]:
         begun = []
 
         def run_study(config, *, script):
             begun.append(config.cell)
+            if interrupted:
+                raise KeyboardInterrupt
             return [f"cell {config.cell} failed"], None
 
         monkeypatch.setattr(study, "run_study", run_study)
@@ -36,6 +38,7 @@ def start(monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as ended:
             study.main()
         assert ended.value.code not in (0, None)
+        assert (ended.value.code == 130) == interrupted
         return begun
 
     return call
@@ -52,6 +55,15 @@ def test_a_study_that_fails_does_not_end_a_sweep_over_studies(start):
 
 def test_a_study_that_fails_ends_with_what_failed(start):
     assert start("study=method") == [None]
+
+
+@pytest.mark.parametrize(
+    ("words", "cells"), [(["study=method"], [None]), (["-m", "study=method", "cell=0,1"], [0])]
+)
+def test_ctrl_c_ends_it_with_a_line_and_no_traceback(start, capsys, words, cells):
+    assert start(*words, interrupted=True) == cells
+    said = capsys.readouterr()
+    assert "the same command goes on" in said.out and "Traceback" not in said.err
 
 
 def test_an_unknown_experiment_is_refused_before_any_run(start):

@@ -190,8 +190,13 @@ def test_files_for_people(run, tmp_path, kind):
     config = InspectConfig(
         checkpoint=str(run), episodes=1, max_steps=3, video=kind, output=str(tmp_path / "out")
     )
+    (tmp_path / "out").mkdir()
+    for name in ("episode4.gif", "episode4_timeline.png", "episode4_notes.md"):
+        (tmp_path / "out" / name).touch()
     recording, page = inspect_checkpoint(config)
     steps = len(recording.episodes[0].moments)
+    found = {path.name for path in (tmp_path / "out").glob("episode4*")}
+    assert found == {"episode4_notes.md"}, "what an earlier inspection drew is gone"
     text = page.read_text()
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.S).group(1))
     assert len(data) == 1 and len(data[0]["steps"]) == steps

@@ -240,10 +240,14 @@ class LossConfig(Settings, prefix="lore.loss"):
     )
     bonus_weight: float = setting(0.0, "Weight of the expected log-prior under the policy.", ge=0)
     multiplier_lr: float = setting(
-        0.0, "Step of the Lagrange multiplier at an update; 0 for no constraint.", ge=0
+        0.0,
+        "Step of the Lagrange multiplier at an update; 0 holds multiplier_init.",
+        ge=0,
     )
     multiplier_max: float = setting(0.1, "Largest multiplier.", ge=0)
-    multiplier_init: float = setting(0.0, "First multiplier.", ge=0)
+    multiplier_init: float = setting(
+        0.0, "First multiplier; with this and `multiplier_lr` at 0 there is no constraint.", ge=0
+    )
     delta: float = setting(
         0.1, "Bound on KL(mixed policy || policy) that the multiplier enforces, nats.", ge=0
     )

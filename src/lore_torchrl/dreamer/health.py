@@ -12,8 +12,10 @@ import torch
 from lore_torchrl.configs import HealthConfig, TrainConfig
 from lore_torchrl.dreamer.agent import DreamerAgent
 
-# Fewer calls say nothing about an advisor.
+# Fewer questions say nothing at once.
 _MIN_QUESTIONS = 5
+# Failures that tell nothing of the advisor, which never saw the question.
+_NEVER_PUT = ("not_recorded", "not_sent", "prompt_too_long", "stopped")
 # Success rate in training above which low entropy is mastery rather than collapse.
 _MASTERY = 0.5
 # Standard deviation of beta below which it counts as constant.
@@ -176,8 +178,7 @@ class HealthMonitor:
         calls, left = get("advice/calls"), get("advice/budget_left")
         answered, failed = get("advice/answered"), get("advice/failed")
         if c.invalid_share is not None and None not in (answered, failed):
-            # What a recording lacks is no fault of it.
-            failed -= get("advice/error_not_recorded", 0.0)
+            failed -= sum(get(f"advice/error_{kind}", 0.0) for kind in _NEVER_PUT)
             lost = failed - memory.failed
             asked = lost + answered - memory.answered
             memory.answered, memory.failed = answered, failed

@@ -251,11 +251,11 @@ def build_run(config: TrainConfig, *, advisor: Advisor | None = None) -> Run:
     for path in set_aside(rotation.directory, after=earlier.get("resume_step", -1)):
         torchrl_logger.info(f"Set aside {path}: it is later than where this run begins.")
     if not earlier and (output / "metrics.jsonl").exists():
-        earlier_rows = output / "metrics.replaced.jsonl"
-        (output / "metrics.jsonl").replace(earlier_rows)
+        kept = output / "metrics.replaced.jsonl"
+        with kept.open("ab") as file:
+            file.write((output / "metrics.jsonl").read_bytes())
         torchrl_logger.warning(
-            f"{output} held another run, which is replaced: its rows are in {earlier_rows.name}. "
-            "To go on with a run, set resume=."
+            f"{output} held another run, which is replaced: its rows are at the end of {kept.name}."
         )
         parts = (c.lore.features, c.lore.progress, c.lore.subgoal)
         named = {Path(part.path).resolve() for part in parts if part.path is not None}
@@ -365,8 +365,10 @@ def _restore(run: Run, path: Path) -> None:
     trainer = run.trainer
     parts = {"loss": run.learner.loss, "policy": run.collector.policy}
     buffers = {f"{part}.{n}": b for part, m in parts.items() for n, b in m.named_buffers()}
-    # A temperature that does not follow the advice is one as well.
-    held = _SETTINGS if run.config.lore.temperature.rate else _SETTINGS | {"temperature"}
+    # A temperature that does not follow the advice, or a fixed multiplier, is one as well.
+    lore = run.config.lore
+    rates = {"temperature": lore.temperature.rate, "multiplier": lore.loss.multiplier_lr}
+    held = _SETTINGS | {name for name, rate in rates.items() if not rate}
     settings = {name: b.clone() for name, b in buffers.items() if name.split(".")[-1] in held}
     trainer.load_from_file(path)
     for name, value in settings.items():

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,8 +63,9 @@ def inspect_checkpoint(config: InspectConfig) -> tuple[Recording, Path]:
     recording = play(c.checkpoint, **{name: getattr(c, name) for name in names})
     output = Path(c.output)
     output.mkdir(parents=True, exist_ok=True)
-    for left in output.glob("episode[0-9]*.*"):  # of an earlier inspection
-        left.unlink()
+    for left in output.iterdir():
+        if re.fullmatch(r"episode\d+(_timeline\.png|\.gif|\.mp4)", left.name):
+            left.unlink()  # of an earlier inspection
     pictures, timelines = [], []
     for index, episode in enumerate(recording.episodes):
         drawn = [draw(recording, index, step) for step in range(len(episode.moments))]
