@@ -84,7 +84,7 @@ def report(args: argparse.Namespace) -> Path:
     """Read the runs, write the report, and return its page."""
     first = Path(args.sources[0])
     # A study's own report is in report.
-    name = "report_" + re.sub(r"\W+", "_", args.metric)
+    folder = "report_" + re.sub(r"\W+", "_", args.metric)
     if args.wandb:
         records = merge(run for name in args.sources for run in read_wandb(name, by=args.by))
         beside = Path("outputs")
@@ -92,7 +92,7 @@ def report(args: argparse.Namespace) -> Path:
         records = read_runs(*args.sources, by=args.by)
         beside = first.parent if first.suffix == ".csv" else first
     return write_report(
-        args.output or beside / name,
+        args.output or beside / folder,
         Study(records, args.baseline, metric=args.metric, references=read_csv(args.references)),
         title=args.title or f"Report on {', '.join(args.sources)}",
         command=command_line(),

@@ -240,9 +240,7 @@ class LossConfig(Settings, prefix="lore.loss"):
     )
     bonus_weight: float = setting(0.0, "Weight of the expected log-prior under the policy.", ge=0)
     multiplier_lr: float = setting(
-        0.0,
-        "Step of the Lagrange multiplier at an update; 0 holds multiplier_init.",
-        ge=0,
+        0.0, "Step of the Lagrange multiplier at an update; 0 holds multiplier_init.", ge=0
     )
     multiplier_max: float = setting(0.1, "Largest multiplier.", ge=0)
     multiplier_init: float = setting(

@@ -79,7 +79,7 @@ class Run:
         self.logger.close(failed=failed)
 
 
-# Buffers that hold settings, so that a schedule can move them: the configuration's word counts.
+# Buffers that hold settings: those of the configuration count, not those of the checkpoint.
 _SETTINGS = {"eps_init", "eps_end"}
 
 

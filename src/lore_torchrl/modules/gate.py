@@ -82,10 +82,9 @@ class UncertaintyGate(nn.Module):
 
     Keyword Args:
         **settings: As of :class:`~lore_torchrl.configs.GateConfig`, which documents defaults and
-            limits. With
-            ``value_source="two_hot"`` the variance is computed from the critic's logits
-            ``state_value_logits``, ``[*B, K]``; ``"ensemble"`` takes it from ``value_variance``,
-            ``[*B, 1]``.
+            limits. With ``value_source="two_hot"`` the variance is computed from the critic's
+            logits ``state_value_logits``, ``[*B, K]``; ``"ensemble"`` takes it from
+            ``value_variance``, ``[*B, 1]``.
 
     Raises:
         ValueError: If a weight is negative, all are zero, or another value is out of range.

@@ -216,7 +216,7 @@ class LatentPlanner(TensorDictModuleBase):
 
     def _leaned(self, policy: Any, rows: TensorDictBase, time: int) -> Any:
         """Return the policy of a step, leaned on what the advisor says of it."""
-        logits = followed = advice = None
+        logits = followed = None
         plan = rows.get(keys.PLAN, None)
         if self.config.seed == "plan" and plan is not None and time < plan.shape[-1]:
             named = plan[:, time : time + 1]
@@ -224,9 +224,9 @@ class LatentPlanner(TensorDictModuleBase):
             logits = self._named(rows, self.kind.num_actions(policy))
             logits = logits.scatter(-1, named.clamp_min(0), 100.0)
             followed = (named >= 0).to(logits.dtype)
-        elif self.config.seed == "advice" and time == 0:
-            advice = read_advice(rows)
-        if advice is not None:
+        elif (
+            self.config.seed == "advice" and time == 0 and (advice := read_advice(rows)) is not None
+        ):
             logits, followed, *_ = AdviceBatch.clean(*advice)
         if logits is None:
             return policy

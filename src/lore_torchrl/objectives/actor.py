@@ -238,10 +238,8 @@ class LoReActorLoss(LossModule):
     @property
     def advised(self) -> bool:
         """Whether there is anything to compute on states that carry advice."""
-        aligner = self.mixer.temperature
-        weighs = (
-            self.config.prior_weight > 0 or self.config.bonus_weight > 0 or self.config.constrained
-        )
+        c, aligner = self.config, self.mixer.temperature
+        weighs = c.prior_weight > 0 or c.bonus_weight > 0 or c.constrained
         return weighs or (aligner is not None and aligner.rate > 0)
 
     @property
